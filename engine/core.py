@@ -1,0 +1,248 @@
+"""The engine's loop: ``admit -> plan -> run -> sample``, one step at a time, read from top to bottom."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from engine.cache import PagedKVCache
+from engine.errors import InvalidRequest, RequestTooLarge
+from engine.invariants import check
+from engine.output import OutputText
+from engine.runner import ModelRunner
+from engine.sampler import Sampled, sample
+from engine.scheduler import Budget, Scheduler, Work
+from engine.sequence import FinishReason, Request, Restart, Sequence, restart
+
+
+class PageBackup(Protocol):
+    """Where sealed pages go and come from. The engine works without one (``NoBackup``); it only recomputes more."""
+
+    def restore(self, sequence: Sequence, pages: Seq[int]) -> int:
+        """Fill the leading device ``pages`` of a Sequence with what is known and verified; how many were filled."""
+
+    def sealed(self, sequence: Sequence, index: int, page: int) -> None:
+        """Page ``index`` of the Sequence, on the device at ``page``, is full and will not change. Called before it can be freed."""
+
+
+class NoBackup:
+    def restore(self, sequence: Sequence, pages: Seq[int]) -> int:
+        return 0
+
+    def sealed(self, sequence: Sequence, index: int, page: int) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One new token. ``text`` became visible with it; the token that finishes carries all that was held back."""
+
+    sequence_id: str
+    index: int  #: among the generated tokens, from 0
+    token: int
+    text: str
+    sampled: Sampled
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A Sequence got its pages for the first time in this engine's life."""
+
+    sequence_id: str
+    restored_pages: int
+    restart: Restart
+
+
+@dataclass(slots=True)
+class StepResult:
+    outputs: list[TokenOutput] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    prompt_rows: int = 0
+    generated_rows: int = 0
+
+
+class Engine:
+    """Runs Sequences over one DevicePool. Single-threaded: ``add``, ``abort`` and ``step`` are called by one thread, between steps."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        cache: PagedKVCache,
+        tokenizer: Tokenizer,
+        budget: Budget,
+        *,
+        max_context: int,
+        eos_token_ids: frozenset[int],
+        backup: PageBackup | None = None,
+    ) -> None:
+        self._runner = runner
+        self.cache = cache
+        self._tokenizer = tokenizer
+        self._max_context = max_context
+        self._eos = eos_token_ids
+        self.backup: PageBackup = backup or NoBackup()
+        self.scheduler = Scheduler(cache, budget)
+        self._sequences: dict[str, Sequence] = {}
+        self._texts: dict[str, OutputText] = {}
+
+    def add(self, request: Request) -> str:
+        """Take a Sequence in; the text of the tokens it already has, rebuilt from them.
+
+        Raises:
+            InvalidRequest: empty prompt, nothing left to generate, or this id is here already.
+            RequestTooLarge: longer than the context or than the whole pool.
+        """
+        self._validate(request)
+        text = OutputText(self._tokenizer, request.stop)
+        visible = "".join(text.push(token).text for token in request.generated_ids)
+        self._sequences[request.sequence_id] = Sequence(request)
+        self._texts[request.sequence_id] = text
+        self.scheduler.add(self._sequences[request.sequence_id])
+        return visible
+
+    def abort(self, sequence_id: str) -> bool:
+        """Drop a Sequence and its pages. False when it is not here (any more)."""
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is None:
+            return False
+        del self._texts[sequence_id]
+        self.scheduler.remove(sequence)
+        return True
+
+    def clear_suspicion(self, sequence_id: str) -> None:
+        """The Sequence made durable progress: it need not run alone any more."""
+        if sequence_id in self._sequences:
+            self._sequences[sequence_id].alone = False
+
+    @property
+    def sequence_ids(self) -> list[str]:
+        return list(self._sequences)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def step(self) -> StepResult:
+        """Compute one round: at most one new token for every running Sequence."""
+        result = StepResult()
+        self._admit(result)
+        plan = self.scheduler.plan()
+        result.preempted = [sequence.id for sequence in plan.preempted]
+        if plan.rows:
+            self._run_rows(plan.rows, result)
+        for chunk in plan.chunks:
+            self._run_chunk(chunk, result)
+        return result
+
+    def check(self) -> None:
+        """Walk everything and raise AssertionError on what is inconsistent. Cheap enough to call whenever idle."""
+        check(self)
+
+    # --- steps of a step ---------------------------------------------------------------------------------------------
+
+    def _validate(self, request: Request) -> None:
+        if request.sequence_id in self._sequences:
+            raise InvalidRequest(f"sequence {request.sequence_id} is already in this engine", "abort it first")
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt is empty", "give at least one token")
+        if request.max_tokens <= len(request.generated_ids):
+            raise InvalidRequest(
+                f"nothing is left to generate: {len(request.generated_ids)} of max_tokens={request.max_tokens}", "finish it"
+            )
+        total = len(request.prompt_ids) + request.max_tokens
+        if total > self._max_context:
+            raise RequestTooLarge(
+                f"prompt ({len(request.prompt_ids)}) + max_tokens ({request.max_tokens}) exceed the context of {self._max_context}",
+                "shorten the prompt or lower max_tokens",
+            )
+        # The last token is never fed back, so it needs no slot.
+        if self.cache.pages_for(total - 1) > self.cache.gpu_manager.total_pages:
+            raise RequestTooLarge(
+                f"{total} tokens need {self.cache.pages_for(total - 1)} pages, the device pool has "
+                f"{self.cache.gpu_manager.total_pages}",
+                "raise --device-pages",
+            )
+
+    def _admit(self, result: StepResult) -> None:
+        while (sequence := self.scheduler.next_admission()) is not None:
+            self.scheduler.admit(sequence)
+            sealable = len(sequence.tokens) // self.cache.page_size
+            table = self.cache.page_tables[sequence.id]
+            restored = self.backup.restore(sequence, table[:sealable])
+            begin = restart(
+                sequence.num_prompt,
+                sequence.num_generated,
+                restored,
+                page_size=self.cache.page_size,
+                prefill_chunk=self.scheduler.budget.prefill_chunk,
+            )
+            sequence.num_stored = begin.num_stored
+            sequence.num_sealed = restored
+            if sequence.first_run:
+                sequence.first_run = False
+                result.admissions.append(Admission(sequence.id, restored, begin))
+
+    def _run_chunk(self, work: Work, result: StepResult) -> None:
+        """One prompt chunk of one Sequence, in a call of its own: its shapes depend on the job alone."""
+        sequence = work.sequence
+        # Already computed tokens take part in the chunk but are not written again: their pages may be shared.
+        logits = self._runner.run_chunk(
+            np.asarray(sequence.tokens[work.start : work.end], dtype=np.int64),
+            work.start,
+            self.cache.table_of(sequence.id),
+            store_from=sequence.num_stored,
+            want_logits=work.end == sequence.num_prompt and sequence.num_generated == 0,
+        )
+        result.prompt_rows += work.end - work.start
+        self._stored(sequence, work.end)
+        if logits is not None:
+            self._sample(sequence, logits.numpy(), result)
+
+    def _run_rows(self, works: list[Work], result: StepResult) -> None:
+        """Generated rows of all Sequences in one call; several rows of one Sequence are a replay."""
+        token_ids = np.concatenate([work.sequence.tokens[work.start : work.end] for work in works]).astype(np.int64)
+        positions = np.concatenate([np.arange(work.start, work.end) for work in works]).astype(np.int32)
+        row_sequence = np.repeat(np.arange(len(works)), [work.end - work.start for work in works]).astype(np.int32)
+        last_rows = np.cumsum([work.end - work.start for work in works]) - 1
+        sampling = [i for i, work in enumerate(works) if work.end == len(work.sequence.tokens)]
+        logits = self._runner.run_rows(
+            token_ids,
+            positions,
+            self.cache.tables_of([work.sequence.id for work in works]),
+            row_sequence,
+            last_rows[sampling].astype(np.int32),
+        ).numpy()
+        result.generated_rows += len(token_ids)
+        for work in works:
+            self._stored(work.sequence, work.end)
+        for row, i in enumerate(sampling):
+            self._sample(works[i].sequence, logits[row], result)
+
+    def _stored(self, sequence: Sequence, end: int) -> None:
+        sequence.num_stored = max(sequence.num_stored, end)
+        table = self.cache.page_tables[sequence.id]
+        while (sequence.num_sealed + 1) * self.cache.page_size <= sequence.num_stored:
+            self.backup.sealed(sequence, sequence.num_sealed, table[sequence.num_sealed])
+            sequence.num_sealed += 1
+
+    def _sample(self, sequence: Sequence, logits: np.ndarray, result: StepResult) -> None:
+        request = sequence.request
+        index = sequence.num_generated
+        suppress = self._eos if index < request.sampling.min_tokens else frozenset()
+        sampled = sample(logits, request.sampling, index, request.prompt_ids, sequence.generated, suppress)
+        sequence.tokens.append(sampled.token)
+        output = self._texts[sequence.id]
+        piece = output.push(sampled.token)
+        finish: FinishReason | None = None
+        if piece.stopped or (sampled.token in self._eos and not request.ignore_eos):
+            finish = FinishReason.STOP
+        elif sequence.num_generated >= request.max_tokens:
+            finish = FinishReason.LENGTH
+        text = piece.text if finish is None or piece.stopped else piece.text + output.flush()
+        result.outputs.append(TokenOutput(sequence.id, index, sampled.token, text, sampled, finish))
+        if finish is not None:
+            self.abort(sequence.id)
