@@ -1,0 +1,115 @@
+"""The contract of a job store. Two implementations pass one suite: ``RedisJobStore`` and ``MemoryJobStore``.
+
+All calls are synchronous (the api runs them in threads: a cancelled call cannot then leave half a reply in a connection), may be
+sent twice with the same arguments, and raise only what ``storage.errors`` names. ``StoreUnavailable`` always means *unknown*.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from storage.records import (
+    EngineInfo,
+    EngineRecord,
+    JobAnswer,
+    JobPage,
+    JobRecord,
+    JobStatus,
+    LogRead,
+    LogSlice,
+    NewJob,
+    OwnedJob,
+    PageEntry,
+    Registered,
+    Renewed,
+    StepAnswers,
+    StepWrites,
+    StoreIdentity,
+    Submitted,
+)
+
+
+class JobStore(Protocol):
+    # identity (PROTOCOL.md 5) --------------------------------------------------------------------------------------
+    def identity(self) -> StoreIdentity | None:
+        """The identity in Redis now, or None when the store is empty."""
+
+    def create(self, store_id: str) -> StoreIdentity:
+        """Create the store unless one is there; answer with the one that is there."""
+
+    def bind(self, identity: StoreIdentity) -> None:
+        """Every later script proves this store id and epoch (else WrongStore). New connections re-check id, epoch and commit mark."""
+
+    def raise_epoch(self) -> StoreIdentity:
+        """Accept the store as it is: a new epoch voids marks, owners and incarnations; in-progress jobs go back to the queue."""
+
+    # clients -------------------------------------------------------------------------------------------------------
+    def submit(self, job: NewJob, *, queue_limit: int) -> Submitted: ...
+
+    def get(self, job_id: str) -> JobRecord | None: ...
+
+    def jobs(
+        self, *, status: JobStatus | None = None, tenant: str = "", limit: int = 20, cursor: str | None = None
+    ) -> JobPage: ...
+
+    def read(self, reads: Sequence[LogRead]) -> list[LogSlice | None]:
+        """Many jobs in one round trip; None for a job that is not there."""
+
+    def cancel(self, job_id: str) -> JobRecord | None:
+        """Terminal at once in any non-terminal state. The record afterwards; None when there is no such job."""
+
+    def wait_hint(self, timeout: float) -> frozenset[str]:
+        """Block until some job changed (ids, maybe stale, maybe none) or ``timeout`` seconds passed. A hint only. Own connection."""
+
+    def queued(self, model_fingerprint: str) -> int: ...
+
+    def counts(self) -> dict[JobStatus, int]:
+        """Jobs by status, kept by the scripts."""
+
+    # engines -------------------------------------------------------------------------------------------------------
+    def register(
+        self, info: EngineInfo, incarnation: str, *, blame: bool, seen: tuple[str, int] | None = None
+    ) -> Registered:
+        """Announce a new incarnation and re-own at once what is listed under this engine id (fence + 1).
+
+        ``blame``: the last life ended in a crash that may be a job's fault (adds a strike). ``seen``: the (incarnation, beat) that the
+        caller watched for one lease without change, for a record of another boot id.
+        """
+
+    def claim(
+        self, engine_id: str, incarnation: str, *, held: Sequence[str], free_pages: int, limit: int
+    ) -> tuple[OwnedJob, ...]:
+        """First what is listed under this engine but not in ``held``, then the best of the first 32 queued that fit ``free_pages``.
+
+        A job needs ceil((prompt + log length) / page_size) + 1 pages to start. Raises EngineDead.
+        """
+
+    def write_step(self, engine_id: str, incarnation: str, pool_id: str, writes: StepWrites) -> StepAnswers:
+        """One pipeline: the commits, then dropped entries, then published ones. Raises EngineDead."""
+
+    def release(self, engine_id: str, incarnation: str, jobs: Sequence[OwnedJob], *, affinity: bool) -> tuple[JobAnswer, ...]:
+        """Drain: back to the queue at the old place, no strike."""
+
+    def renew(self, engine_id: str, incarnation: str) -> Renewed:
+        """Raise the beat. Raises EngineDead."""
+
+    def take_over(self, engine_id: str, incarnation: str, beat: int) -> int:
+        """Declare dead the engine that was judged by (incarnation, beat), if that is still so; move at most 64 jobs to the queue.
+
+        Answers how many moved. Call again until 0.
+        """
+
+    def engines(self) -> list[EngineRecord]: ...
+
+    def pool_table(self, pool_id: str) -> dict[int, PageEntry]: ...
+
+    def fail(self, job_id: str, code: str, message: str) -> JobRecord | None:
+        """End a job as failed whatever its owner (``recover --fail``; poison). The record afterwards."""
+
+    # sweeps: any process, any time -----------------------------------------------------------------------------------
+    def sweep_deadlines(self) -> tuple[str, ...]:
+        """Fail at most 64 jobs whose deadline passed (code ``deadline_exceeded``); their ids."""
+
+    def sweep_expired(self, retention_seconds: float, *, limit: int = 100) -> int:
+        """Purge whole jobs that ended longer ago than that; refuses (StorageError "clock step?") as PROTOCOL.md 9 says."""
+
+    def close(self) -> None: ...
