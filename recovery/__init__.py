@@ -1,0 +1,1 @@
+"""The only translator between what is durable (storage) and what computes (engine)."""
