@@ -8,7 +8,6 @@ from tokenizers import Tokenizer
 from engine import model_source
 from engine.cache import PagedKVCache
 from engine.core import Engine
-from engine.geometry import PageGeometry
 from engine.model import load_model
 from engine.pools import DevicePool, HostPool, MemoryBacking
 from engine.runner import ModelRunner
@@ -39,13 +38,7 @@ class PagedInferenceEngine:
     ) -> None:
         folder = model_source.resolve(model_name)
         model = load_model(folder, threads=threads or torch.get_num_threads())
-        geometry = PageGeometry(
-            num_layers=model.num_layers,
-            page_size=page_size,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=model.dtype,
-        )
+        geometry = model.geometry(page_size)
         self.page_size = page_size
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         host = HostPool(cpu_pages, geometry, MemoryBacking(cpu_pages, geometry.page_bytes))

@@ -85,12 +85,14 @@ class Checkpointer:
         config: CheckpointConfig,
         *,
         on_problem: Callable[[str, str], None],
+        on_copied: Callable[[], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         self._device = device
         self._backing = backing
         self._config = config
         self._on_problem = on_problem
+        self._on_copied = on_copied
         self._on_death = on_death
         self.index = PageIndex(host.manager, table)
         self.stats = CheckpointStats()
@@ -234,6 +236,7 @@ class Checkpointer:
         try:
             while (job := self._copies.get()) is not None:
                 self._completions.put(self._copy(*job))
+                self._on_copied()
         except BaseException as error:  # a dead copy thread would leave pages pinned for ever: end the process instead
             self._on_death(error)
 

@@ -1,0 +1,152 @@
+"""Load a model, make it ours, and prove that it is the same model: or refuse it by name."""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine import attention
+from engine.attention import CallSlot, ObserveCall
+from engine.errors import ModelFilesInvalid, ModelNotFound, UnsupportedModel
+from engine.geometry import PageGeometry
+from engine.model_support import refuse_by_config, refuse_by_observation
+from engine.rowwise import FunctionalRows, make_rowwise
+
+_PROBE_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal model ready for runners. One call at a time goes through it (``lock``), however many runners it has."""
+
+    module: Any
+    slot: CallSlot
+    folder: Path
+    architecture: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    threads: int
+    functional_rows: FunctionalRows | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def geometry(self, page_size: int) -> PageGeometry:
+        """The pages of this model with ``page_size`` slots each."""
+        return PageGeometry(self.num_layers, page_size, self.num_kv_heads, self.head_dim, self.dtype)
+
+
+def load_model(folder: Path, *, dtype: str = "float32", threads: int) -> LoadedModel:
+    """Load the safetensors model in ``folder`` (see ``engine.model_source.resolve``) for ``threads`` CPU threads.
+
+    Sets torch's thread count. Raises ``ModelNotFound``, ``ModelFilesInvalid``, or ``UnsupportedModel`` where we would give other text than
+    the model's own code does: an unsupported argument of its attention, a window shorter than its context, state beyond keys and values, or logits
+    of a probe that differ from eager attention.
+    """
+    from engine.probe import compare_with_eager
+
+    if dtype != "float32":
+        raise UnsupportedModel(f"dtype {dtype} is not supported", "use float32", field="dtype")
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    torch.set_num_threads(threads)
+    config = _read_config(folder)
+    refuse_by_config(config, str(folder))
+    module = _read_weights(folder, config)
+    slot = CallSlot(threads)
+    for part in module.modules():
+        setattr(part, attention.SLOT_ATTRIBUTE, slot)
+    make_rowwise(module, slot)
+
+    text_config = config.get_text_config()
+    seen = _observe(module, slot, text_config.vocab_size)
+    max_context = int(text_config.max_position_embeddings)
+    refuse_by_observation(seen, text_config.num_hidden_layers, max_context, type(module).__name__)
+    num_kv_heads, head_dim, _ = seen.shapes[0]
+    settings: dict[str, Any] = {
+        "module": module,
+        "slot": slot,
+        "folder": folder,
+        "architecture": type(module).__name__,
+        "num_layers": text_config.num_hidden_layers,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": text_config.vocab_size,
+        "max_context": max_context,
+        "eos_token_ids": _eos_token_ids(module),
+        "dtype": dtype,
+        "threads": threads,
+    }
+    watching = FunctionalRows(threads)
+    compare_with_eager(LoadedModel(**settings, functional_rows=watching), _PROBE_TOKENS)
+    return LoadedModel(**settings, functional_rows=watching if watching.caught else None)
+
+
+def _read_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    if not folder.is_dir():
+        raise ModelNotFound(f"no folder {folder}", "give what engine.model_source.resolve returned", name=str(folder))
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise ModelFilesInvalid(f"{folder} lacks config.json or safetensors weights", "see engine.model_source.resolve", name=str(folder))
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModel(
+            f"transformers does not know the model in {folder}: {error}", "models that bring their own code are not run", name=str(folder), field="model_type"
+        ) from error
+
+
+def _read_weights(folder: Path, config: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        module, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=attention.NAME,
+            experts_implementation="eager",
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (ValueError, KeyError) as error:
+        raise UnsupportedModel(f"{config.model_type}: {error}", "see docs for the models that are served", name=config.model_type) from error
+    except OSError as error:
+        raise ModelFilesInvalid(f"{folder}: {error}", "check the files", name=str(folder)) from error
+    # transformers fills what is missing with random numbers and a warning.
+    lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if lacking:
+        raise ModelFilesInvalid(f"{folder} lacks the weights {', '.join(lacking[:5])}", "the files are incomplete or of another model", name=str(folder))
+    return module.eval().requires_grad_(False)
+
+
+def _observe(module: Any, slot: CallSlot, vocab_size: int) -> ObserveCall:
+    call = ObserveCall()
+    tokens = torch.arange(8)[None] % vocab_size
+    slot.call = call
+    try:
+        with torch.inference_mode():
+            module(input_ids=tokens, position_ids=torch.arange(8)[None], use_cache=False)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{type(module).__name__}: {error.message}", error.hint, name=type(module).__name__, field=error.field) from error
+    finally:
+        slot.call = None
+    return call
+
+
+def _eos_token_ids(module: Any) -> tuple[int, ...]:
+    for config in (module.generation_config, module.config.get_text_config()):
+        found = getattr(config, "eos_token_id", None)
+        if found is not None:
+            return tuple(sorted({int(token) for token in (found if isinstance(found, list | tuple) else [found])}))
+    return ()

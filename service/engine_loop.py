@@ -1,0 +1,456 @@
+"""The engine's life with the store: claim, step, commit, again. One thread; everything else reports to it.
+
+Run-ahead is one step: while the answers of step k are on their way, step k+1 computes; step k+2 does not start before they are in.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import structlog
+
+from engine.core import Engine, StepResult
+from engine.errors import InvalidRequest, RequestTooLarge
+from engine.sequence import FinishReason, Restart
+from recovery.checkpointer import Checkpointer
+from recovery.identity import root_identity
+from recovery.sequences import Held, LogDamaged, commit_of, finish_of, hold
+from service.store_thread import StoreThread
+from storage.errors import EngineDead, WrongStore
+from storage.failpoints import hit
+from storage.job_store import JobStore
+from storage.records import (
+    Commit,
+    EngineInfo,
+    JobAnswer,
+    JobRecord,
+    LogEntry,
+    LogRead,
+    OwnedJob,
+    Renewed,
+    StepAnswers,
+    StepWrites,
+)
+
+log = structlog.get_logger("midsentence.engine")
+
+_IDLE_WAIT = 0.25  #: seconds; every event that matters wakes the loop earlier
+_REFUSED_PATIENCE = 60.0  #: seconds that an engine waits with its memory for the right store to come back
+_LOG_PAGE = 10_000  #: log entries per read when a job is taken in
+
+
+class Observer(Protocol):
+    """What the loop tells the outside: metrics. Called on the loop's thread."""
+
+    def stepped(self, result: StepResult, seconds: float) -> None: ...
+
+    def committed(self, answers: StepAnswers, commits: tuple[Commit, ...]) -> None: ...
+
+    def admitted(self, held: Held, restored_pages: int, restart: Restart) -> None: ...
+
+    def dropped(self, job_id: str, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this engine is. The incarnation changes when it was declared dead and registers anew."""
+
+    info: EngineInfo
+    incarnation: str
+    arithmetic_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A job given to us, with its record and whole log."""
+
+    owned: OwnedJob
+    record: JobRecord
+    entries: tuple[LogEntry, ...]
+
+
+@dataclass(slots=True)
+class _Pending:
+    writes: StepWrites
+    future: "Future[StepAnswers]"
+
+
+@dataclass(slots=True)
+class LoopState:
+    """What other threads may read: plain values, replaced whole."""
+
+    step_started: float | None = None  #: monotonic
+    draining: bool = False
+    refused: WrongStore | None = None
+    refused_since: float = 0.0
+    held: tuple[str, ...] = ()
+    scanned: bool = False  #: the jobs found at registration were taken in
+
+
+@dataclass(slots=True)
+class Wakeups:
+    event: threading.Event = field(default_factory=threading.Event)
+    claim: threading.Event = field(default_factory=threading.Event)
+
+    def wake(self) -> None:
+        self.event.set()
+
+    def hint(self) -> None:
+        """Something changed in the store: there may be a job to claim."""
+        self.claim.set()
+        self.event.set()
+
+
+class EngineLoop:
+    """Owns the engine, the checkpointer and the list of held jobs."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        checkpointer: Checkpointer,
+        store: StoreThread,
+        identity: Identity,
+        observer: Observer,
+        wakeups: Wakeups,
+        *,
+        register: Callable[[str], "Future[tuple[OwnedJob, ...]]"],
+        on_mark: Callable[[int], None],
+    ) -> None:
+        self._engine = engine
+        self._checkpointer = checkpointer
+        self._store = store
+        self._identity = identity
+        self._observer = observer
+        self._wakeups = wakeups
+        self._register = register
+        self._on_mark = on_mark
+        self.state = LoopState()
+        self._held: dict[str, Held] = {}
+        self._counters: dict[str, tuple[int, int, int]] = {}  # job -> cached tokens, replayed tokens, restored pages
+        self._pending: list[_Pending] = []
+        self._claiming: Future[list[Taken]] | None = None
+        self._next_claim = 0.0
+        self._renewals: list[Renewed] = []
+        self._dead = False
+
+    # --- called by other threads --------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    def drain(self) -> None:
+        """Stop claiming; ``run`` returns after the step in progress."""
+        self.state.draining = True
+        self._wakeups.wake()
+
+    def heartbeat(self, store: JobStore, step_timeout: float) -> None:
+        """Renew, on the store thread. A loop that hangs in a step must not look alive."""
+        started = self.state.step_started
+        if started is not None and time.monotonic() - started > step_timeout:
+            return
+        try:
+            self._renewals.append(store.renew(self._identity.info.engine_id, self._identity.incarnation))
+            self.state.refused = None
+        except EngineDead:
+            self._dead = True
+        except WrongStore as error:
+            self._refuse(error)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self, owned: tuple[OwnedJob, ...]) -> None:
+        """Work until drained. Raises WrongStore when the store stayed wrong for a minute."""
+        self._claiming = self._store.submit(lambda store: take_in(store, owned))
+        while not self.state.draining:
+            self._wakeups.event.clear()
+            self._apply_renewals()
+            self._checkpointer.collect()
+            self._apply_answers()
+            if self._dead:
+                self._start_over()
+            self._claim()
+            if self.state.refused is not None:
+                self._stand_by()
+            elif len(self._pending) > 1:
+                self._wakeups.event.wait(_IDLE_WAIT)  # run-ahead is one step
+            elif self._engine.has_work:
+                self._step()
+            else:
+                self._idle()
+
+    def settle(self, timeout: float) -> bool:
+        """Drain: copies in flight, then every answer. False when the store did not answer in time."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            self._wakeups.event.clear()
+            self._checkpointer.collect()
+            self._apply_answers()
+            if self._checkpointer.has_writes and not self._pending:
+                self._send(())
+            if not self._pending and not self._checkpointer.in_flight and self._claiming is None:
+                return True
+            self._wakeups.event.wait(0.01)
+        return False
+
+    def held_jobs(self) -> list[OwnedJob]:
+        return [held.owned for held in self._held.values()]
+
+    def _step(self) -> None:
+        self.state.step_started = time.monotonic()
+        result = self._engine.step()
+        hit("worker.after_step")
+        seconds = time.monotonic() - self.state.step_started
+        self.state.step_started = None
+        for admission in result.admissions:
+            held = self._held[admission.sequence_id]
+            resumed = held.resumed
+            self._counters[held.job_id] = (
+                0 if resumed else admission.restart.num_stored,
+                admission.restart.replayed if resumed else 0,
+                admission.restored_pages if resumed else 0,
+            )
+            self._observer.admitted(held, admission.restored_pages, admission.restart)
+        commits = []
+        for output in result.outputs:
+            held = self._held[output.sequence_id]
+            commits.append(self._with_counters(commit_of(held, output)))
+            if output.finish is not None:
+                self._forget(output.sequence_id)
+        self._checkpointer.collect()
+        hit("worker.before_commit")
+        self._send(tuple(commits))
+        self._observer.stepped(result, seconds)
+
+    def _with_counters(self, commit: Commit) -> Commit:
+        """Counters ride with a token, so that sending the commit twice cannot count twice."""
+        counters = self._counters.pop(commit.job_id, None)
+        if counters is None:
+            return commit
+        cached, replayed, restored = counters
+        return replace(
+            commit,
+            arithmetic_fingerprint=self._identity.arithmetic_fingerprint,
+            cached_tokens=cached,
+            tokens_replayed=replayed,
+            pages_restored=restored,
+        )
+
+    def _send(self, commits: tuple[Commit, ...]) -> None:
+        publish, drop = self._checkpointer.take_writes()
+        if not (commits or publish or drop):
+            return
+        writes = StepWrites(commits, publish, drop)
+        self._pending.append(_Pending(writes, self._submit(writes)))
+
+    def _submit(self, writes: StepWrites) -> "Future[StepAnswers]":
+        who = self._identity
+        return self._store.submit(lambda store: store.write_step(who.info.engine_id, who.incarnation, who.info.pool_id, writes))
+
+    def _apply_answers(self) -> None:
+        """Apply answered steps, oldest first."""
+        while self._pending and self._pending[0].future.done():
+            pending = self._pending[0]
+            try:
+                answers = pending.future.result()
+            except EngineDead:
+                self._dead = True
+                return
+            except WrongStore as error:
+                # Nothing was written. The step is kept, and sent again should the store turn out to be ours after all.
+                self._refuse(error)
+                pending.future = self._submit(pending.writes)
+                return
+            del self._pending[0]
+            hit("worker.after_commit")
+            self._on_mark(answers.commit)
+            self._checkpointer.written(pending.writes.publish, pending.writes.drop)
+            for commit, answer in zip(pending.writes.commits, answers.commits, strict=True):
+                self._apply_answer(commit, answer)
+            self._observer.committed(answers, pending.writes.commits)
+
+    def _apply_answer(self, commit: Commit, answer: JobAnswer) -> None:
+        if answer.accepted:
+            if commit.tokens:
+                self._engine.clear_suspicion(commit.job_id)
+            return
+        if answer is JobAnswer.GAP:
+            # The store is the right one (checked on every call), so this is our bug: count it, reload the job from its log.
+            log.error("commit_gap", job_id=commit.job_id, expected=commit.expected)
+        self._drop(commit.job_id, answer.value)
+
+    def _claim(self) -> None:
+        """Take in what was claimed; claim more when there is room and reason to."""
+        if self._claiming is not None:
+            if not self._claiming.done():
+                return
+            claiming, self._claiming = self._claiming, None
+            self._renewals.clear()  # one that is older than this claim does not list its jobs; the next comes in a second
+            hit("worker.after_claim")
+            try:
+                for taken in claiming.result():
+                    self._take(taken)
+            except EngineDead:
+                self._dead = True
+            except WrongStore as error:
+                self._refuse(error)
+            self.state.scanned = True
+        room = self._engine.scheduler.budget.max_running - len(self._held)
+        now = time.monotonic()
+        if self._dead or self.state.refused or self._store.away_since or room <= 0:
+            return
+        if not self._wakeups.claim.is_set() and now < self._next_claim:
+            return
+        self._wakeups.claim.clear()
+        self._next_claim = now + 1.0
+        held, free_pages, who = list(self._held), self._free_pages(), self._identity
+        if free_pages <= 0:
+            return
+        self._claiming = self._store.submit(
+            lambda store: take_in(
+                store,
+                store.claim(who.info.engine_id, who.incarnation, held=held, free_pages=free_pages, limit=room),
+            )
+        )
+
+    def _free_pages(self) -> int:
+        cache = self._engine.cache
+        waiting = sum(cache.pages_for(len(s.tokens)) + 1 for s in self._engine.scheduler.waiting)
+        return cache.gpu_manager.free_count - waiting
+
+    def _take(self, taken: Taken) -> None:
+        """A job is ours: verify its log and hand it to the engine."""
+        job_id = taken.record.job_id
+        if job_id in self._held or taken.record.status.terminal:
+            return
+        bound = log.bind(job_id=job_id, request_id=taken.record.request_id)
+        try:
+            held, request = hold(taken.owned, taken.record, taken.entries)
+        except LogDamaged as error:
+            bound.error("log_damaged", problem=str(error))
+            self._store.submit(lambda store: store.fail(job_id, "log_damaged", str(error)))
+            return
+        self._held[job_id] = held
+        try:
+            self._enter(held)
+            self._engine.add(request)
+        except RequestTooLarge as error:
+            bound.warning("job_too_large_here", problem=str(error))
+            self._give_back(held)
+            return
+        except InvalidRequest:
+            # Every token is there but the end was not written: only the end is left to write.
+            self._forget(job_id)
+            finish = finish_of(FinishReason.LENGTH, held.spec)
+            self._send((Commit(job_id, held.owned.fence, held.log_length, held.chain, finish=finish),))
+            return
+        bound.info("job_taken", tokens=held.log_length, recoveries=taken.record.recoveries, strikes=taken.owned.strikes)
+        self.state.held = tuple(self._held)
+
+    def _enter(self, held: Held) -> None:
+        """Tell the checkpointer by which arithmetic the job's pages are known."""
+        ours = self._identity.arithmetic_fingerprint
+        began_under = held.record.arithmetic_fingerprint or ours
+        if began_under != ours:
+            # Logged tokens never change and old pages still verify; only equality with the uninterrupted run is off.
+            log.warning("arithmetic_changed", job_id=held.job_id, hint="the job goes on, but not bit for bit as it began")
+        root = root_identity(held.record.model_fingerprint, began_under, held.record.tenant)
+        self._checkpointer.enter(held.job_id, root, publishes=began_under == ours)
+
+    def _give_back(self, held: Held) -> None:
+        self._forget(held.job_id)
+        who = self._identity
+        self._store.submit(lambda store: store.release(who.info.engine_id, who.incarnation, [held.owned], affinity=False))
+
+    def _apply_renewals(self) -> None:
+        while self._renewals:
+            renewed = self._renewals.pop(0)
+            self._on_mark(renewed.commit)
+            fences = {job.job_id: job.fence for job in renewed.owned}
+            for job_id, held in list(self._held.items()):
+                if fences.get(job_id) != held.owned.fence:
+                    self._drop(job_id, "not_listed")
+            if fences.keys() - self._held.keys():
+                self._wakeups.hint()
+
+    def _drop(self, job_id: str, reason: str) -> None:
+        """The job is not ours any more (cancelled, taken over, gone): its uncommitted work is dropped, nobody saw it."""
+        if self._forget(job_id):
+            log.info("job_dropped", job_id=job_id, reason=reason)
+            self._observer.dropped(job_id, reason)
+
+    def _forget(self, job_id: str) -> bool:
+        self._counters.pop(job_id, None)
+        known = self._held.pop(job_id, None) is not None
+        self._engine.abort(job_id)
+        self._checkpointer.leave(job_id)
+        self.state.held = tuple(self._held)
+        self._wakeups.claim.set()  # there is room again
+        return known
+
+    def _start_over(self) -> None:
+        """This incarnation was declared dead: drop all, register anew, go on from the log."""
+        log.warning("declared_dead", incarnation=self._identity.incarnation, jobs=len(self._held))
+        for job_id in list(self._held):
+            self._drop(job_id, "declared_dead")
+        self._pending.clear()
+        self._renewals.clear()
+        self._claiming = None
+        self._dead = False
+        incarnation = new_incarnation()
+        self._identity = replace(self._identity, incarnation=incarnation)
+        registered = self._register(incarnation)
+        while not registered.done():
+            if self.state.draining:
+                return
+            self._wakeups.event.wait(_IDLE_WAIT)
+            self._wakeups.event.clear()
+        owned = registered.result()
+        self._claiming = self._store.submit(lambda store: take_in(store, owned))
+
+    def _refuse(self, error: WrongStore) -> None:
+        if self.state.refused is None:
+            log.error("store_refused", problem=error.message, hint=error.hint)
+            self.state.refused_since = time.monotonic()
+        self.state.refused = error
+
+    def _stand_by(self) -> None:
+        """Not our store: keep everything in memory, be not ready, give up after a minute. A beat that is accepted ends it."""
+        refused = self.state.refused
+        if refused is not None and time.monotonic() - self.state.refused_since > _REFUSED_PATIENCE:
+            raise refused
+        self._wakeups.event.wait(1.0)
+
+    def _idle(self) -> None:
+        if self._checkpointer.has_writes and not self._pending:
+            self._send(())
+        if not self._held:
+            self._engine.check()
+        self._wakeups.event.wait(_IDLE_WAIT)
+
+
+def new_incarnation() -> str:
+    """One life of an engine: random, so that no number can be used again after Redis lost its tail."""
+    return secrets.token_hex(8)
+
+
+def take_in(store: JobStore, owned: tuple[OwnedJob, ...]) -> list[Taken]:
+    """Read the record and the whole log of jobs that were just given to us, in one round trip per page of log. Reads only."""
+    slices = store.read([LogRead(job.job_id, 0, _LOG_PAGE) for job in owned])
+    taken = []
+    for job, first in zip(owned, slices, strict=True):
+        if first is None:
+            continue
+        entries = list(first.entries)
+        while len(entries) < first.record.log_length:
+            (more,) = store.read([LogRead(job.job_id, len(entries), _LOG_PAGE)])
+            if more is None or not more.entries:
+                break
+            entries += more.entries
+        taken.append(Taken(job, first.record, tuple(entries[: first.record.log_length])))
+    taken.sort(key=lambda t: (-t.record.priority, t.record.order))
+    return taken

@@ -1,0 +1,359 @@
+"""The engine process: puts model, pools, store and loop together, and takes them apart in order.
+
+Order of start: model, pool lock, store, registration. Nothing is claimed before the pool is locked and the store is known to be ours;
+``/livez`` answers from the first moment, ``/readyz`` after the jobs found at registration were taken in.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer
+
+from engine import exactness, model_source
+from engine.cache import PagedKVCache
+from engine.core import Engine
+from engine.geometry import PageGeometry
+from engine.model import LoadedModel, load_model
+from engine.pools import DevicePool, HostPool
+from engine.runner import ModelRunner
+from engine.scheduler import Budget
+from recovery.checkpointer import CheckpointConfig, Checkpointer
+from service import sizing
+from service.engine_http import EngineHttp
+from service.engine_loop import EngineLoop, Identity, Wakeups, new_incarnation
+from service.engine_observer import EngineObserver
+from service.errors import RegistrationRefused
+from service.lease import LeaseWatcher, boot_time
+from service.logs import get_logger
+from service.metrics import EngineMetrics
+from service.processes import Exit
+from service.settings import Settings
+from service.store_access import MarkWriter, OpenStore, open_store
+from service.store_thread import StoreThread
+from storage.errors import StoreUnavailable, WrongStore
+from storage.job_store import JobStore
+from storage.pool_file import PoolFile
+from storage.records import EngineInfo, EngineRecord, OwnedJob, Registered, RegisterOutcome
+
+log = get_logger("engine")
+
+LastExit = Literal["benign", "crash"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What runs the model, before any store is involved."""
+
+    model: LoadedModel
+    model_fingerprint: str
+    arithmetic_fingerprint: str
+    runner: ModelRunner
+    cache: PagedKVCache
+    pool_file: PoolFile
+    tokenizer: Tokenizer
+    problems: tuple[str, ...]  #: what the exactness self-test found; empty: exact
+
+
+def build_parts(settings: Settings, *, lock_wait: float) -> Parts:
+    """Load the model, lock the pool file, make the pools, test that rows do not depend on each other."""
+    folder = model_source.resolve(settings.model)
+    model_fingerprint = model_source.fingerprint(folder)
+    threads = settings.threads or torch.get_num_threads()
+    model = load_model(folder, dtype=settings.dtype, threads=threads)
+    geometry = model.geometry(settings.page_size)
+    device = DevicePool(sizing.device_pages(settings, geometry.page_bytes), geometry)
+    pool_file = _open_pool(settings, geometry, model_fingerprint, lock_wait)
+    cache = PagedKVCache(device, HostPool(pool_file.num_pages, geometry, pool_file))
+    runner = ModelRunner(model, device.tensor, settings.page_size, settings.prefill_chunk)
+    arithmetic = exactness.arithmetic_fingerprint(
+        threads=threads, dtype=settings.dtype, prefill_chunk=settings.prefill_chunk, page_size=settings.page_size
+    )
+    problems = tuple(exactness.self_test(runner)) if settings.exactness == "on" else ("exactness is off by --exactness",)
+    for problem in problems:
+        log.warning("not_exact", problem=problem)
+    tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return Parts(model, model_fingerprint, arithmetic, runner, cache, pool_file, tokenizer, problems)
+
+
+def _open_pool(settings: Settings, geometry: PageGeometry, model_fingerprint: str, lock_wait: float) -> PoolFile:
+    path = settings.data_dir / "pool.safetensors"
+    return PoolFile.open(
+        path,
+        num_pages=sizing.host_pages(settings, geometry.page_bytes, sizing.existing_pages(path)),
+        page_shape=geometry.page_shape,
+        dtype=geometry.dtype,
+        model_fingerprint=model_fingerprint,
+        lock_wait=lock_wait,
+    )
+
+
+class EngineWorker:
+    """One life of the engine process, after its parts are built."""
+
+    def __init__(self, settings: Settings, parts: Parts, opened: OpenStore, registry: CollectorRegistry) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._opened = opened
+        self._mark: MarkWriter = opened.mark
+        self._wakeups = Wakeups()
+        self._stopping = threading.Event()
+        self._metrics = EngineMetrics(registry)
+        self._store_thread = StoreThread(
+            opened.store, self._beat, on_wake=self._wakeups.wake, on_death=end_process
+        )
+        self._blame = False
+        self._identity = self._make_identity()
+        self._engine = self._make_engine()
+        self._checkpointer = self._make_checkpointer()
+        self.loop = self._make_loop()
+
+    def _make_identity(self) -> Identity:
+        settings, parts = self._settings, self._parts
+        info = EngineInfo(
+            engine_id=self._opened.engine_id,
+            boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            pool_id=parts.pool_file.pool_id,
+            model_fingerprint=parts.model_fingerprint,
+            model_name=settings.model,
+            page_size=settings.page_size,
+            device_pages=parts.cache.gpu_manager.total_pages,
+            max_context=min(settings.max_context or parts.model.max_context, parts.model.max_context),
+            prefill_chunk=settings.prefill_chunk,
+            arithmetic_fingerprint=parts.arithmetic_fingerprint,
+        )
+        return Identity(info, new_incarnation(), parts.arithmetic_fingerprint)
+
+    def _make_engine(self) -> Engine:
+        settings, parts = self._settings, self._parts
+        return Engine(
+            parts.runner,
+            parts.cache,
+            parts.tokenizer,
+            Budget(
+                max_running=settings.max_running,
+                max_step_rows=max(settings.max_step_rows, settings.max_running),
+                max_step_tokens=settings.max_step_tokens,
+                prefill_chunk=settings.prefill_chunk,
+            ),
+            max_context=self._identity.info.max_context,
+            eos_token_ids=frozenset(parts.model.eos_token_ids),
+        )
+
+    def _make_checkpointer(self) -> Checkpointer:
+        """The pool's table belongs to whoever holds the pool's lock, so it can be read before registration."""
+        settings, cache, pool_file = self._settings, self._parts.cache, self._parts.pool_file
+        assert cache.host is not None
+        return Checkpointer(
+            cache.device,
+            cache.host,
+            pool_file,
+            self._opened.store.pool_table(pool_file.pool_id),
+            CheckpointConfig(
+                page_size=settings.page_size,
+                prefill_chunk=settings.prefill_chunk,
+                sync=settings.durability == "machine",
+                reserve=min(32, max(1, pool_file.num_pages // 8)),
+            ),
+            on_problem=lambda event, problem: log.warning(event, problem=problem),
+            on_copied=self._wakeups.wake,
+            on_death=end_process,
+        )
+
+    def _make_loop(self) -> EngineLoop:
+        self._engine.backup = self._checkpointer
+        return EngineLoop(
+            self._engine,
+            self._checkpointer,
+            self._store_thread,
+            self._identity,
+            EngineObserver(self._metrics, self._engine, self._checkpointer),
+            self._wakeups,
+            register=lambda incarnation: self._store_thread.submit(
+                lambda store: self._register(store, incarnation, blame=False).owned
+            ),
+            on_mark=self._mark.update,
+        )
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def run(self, last_exit: LastExit) -> None:
+        """Register, work until SIGTERM, drain. Raises RegistrationRefused or WrongStore where starting again would not help."""
+        self._store_thread.start()
+        registered: Future[Registered] = self._store_thread.submit(
+            lambda store: self._register(store, self._identity.incarnation, blame=last_exit == "crash")
+        )
+        while not registered.done() and not self._stopping.is_set():
+            time.sleep(0.02)
+        if not registered.done():
+            return
+        result = registered.result()
+        for job_id in result.failed:
+            log.error("job_failed_as_poison", job_id=job_id)
+        log.info("registered", incarnation=self._identity.incarnation, jobs=len(result.owned), last_exit=last_exit)
+        for target, name in ((self._watch, "watch"), (self._hints, "hints"), (self._watchdog, "watchdog")):
+            threading.Thread(target=guarded(target), name=name, daemon=True).start()
+        self.loop.run(result.owned)
+        self._drain()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.loop.drain()
+
+    def readiness(self) -> dict[str, str]:
+        """Why this engine is not ready; empty when it is."""
+        state = self.loop.state
+        reasons = {}
+        if state.draining:
+            reasons["draining"] = "stopping after SIGTERM"
+        if not state.scanned:
+            reasons["recovery"] = "taking in the jobs of the last life"
+        if self._store_thread.away_since is not None:
+            reasons["redis"] = f"paused: {self._store_thread.away_reason}"
+        if state.refused is not None:
+            reasons["store"] = str(state.refused)
+        return reasons
+
+    def _drain(self) -> None:
+        """Answers, copies, release, mark: in that order. Without Redis exit all the same; registration does the rest."""
+        deadline = time.monotonic() + self._settings.drain_timeout_seconds * 0.8
+        settled = self.loop.settle(timeout=max(0.1, min(10.0, deadline - time.monotonic())))
+        jobs, who = self.loop.held_jobs(), self.loop.identity
+        if settled and jobs:
+            stay = self._settings.drain == "stay"
+            self._store_thread.submit(
+                lambda store: store.release(who.info.engine_id, who.incarnation, jobs, affinity=stay)
+            )
+        answered = self._store_thread.close(max(0.1, deadline - time.monotonic()))
+        self._mark.flush()
+        log.info("drained", jobs=len(jobs), released=settled and answered)
+
+    # --- threads ------------------------------------------------------------------------------------------------------
+
+    def _beat(self, store: JobStore) -> None:
+        self.loop.heartbeat(store, self._settings.step_timeout_seconds)
+
+    def _watchdog(self) -> None:
+        """A step that hangs is a crash: end the process, so that the supervisor starts another and the job is suspected."""
+        while not self._stopping.wait(1.0):
+            started = self.loop.state.step_started
+            if started is not None and time.monotonic() - started > self._settings.step_timeout_seconds:
+                log.critical("step_timeout", seconds=self._settings.step_timeout_seconds, jobs=self.loop.state.held)
+                os._exit(Exit.STEP_TIMEOUT)
+
+    def _hints(self) -> None:
+        """Wake the loop when something changed in the store, on a connection of its own."""
+        store = self._opened.another()
+        while not self._stopping.is_set():
+            try:
+                if store.wait_hint(1.0):
+                    self._wakeups.hint()
+            except (StoreUnavailable, WrongStore):
+                self._stopping.wait(0.5)
+
+    def _watch(self) -> None:
+        """Watch the other engines' beats, and end jobs whose deadline passed."""
+        store, watcher = self._opened.another(), LeaseWatcher(self._settings.lease_seconds)
+        while not self._stopping.wait(1.0):
+            try:
+                now = boot_time()
+                others = [e for e in store.engines() if e.info.engine_id != self._identity.info.engine_id]
+                for dead in watcher.observe(now, others):
+                    self._take_over(store, dead)
+                if store.sweep_deadlines():
+                    self._wakeups.hint()
+            except (StoreUnavailable, WrongStore):
+                watcher.restart()
+
+    def _take_over(self, store: JobStore, dead: EngineRecord) -> None:
+        moved = 0
+        while count := store.take_over(dead.info.engine_id, dead.incarnation, dead.beat):
+            moved += count
+        log.warning("engine_taken_over", engine_id=dead.info.engine_id, host=dead.info.host, jobs=moved)
+        self._wakeups.hint()
+
+    # --- registration -------------------------------------------------------------------------------------------------
+
+    def _register(self, store: JobStore, incarnation: str, *, blame: bool) -> Registered:
+        """Runs on the store thread. Waits one lease where the record is of another boot: the pool's lock proves nothing there."""
+        info = self._identity.info
+        answer = store.register(info, incarnation, blame=blame)
+        if answer.outcome is RegisterOutcome.OTHER_HOST:
+            assert answer.holder is not None
+            log.warning("waiting_one_lease", host=answer.holder.info.host, seconds=self._settings.lease_seconds)
+            self._stopping.wait(self._settings.lease_seconds)
+            seen = (answer.holder.incarnation, answer.holder.beat)
+            answer = store.register(info, incarnation, blame=blame, seen=seen)
+        if answer.outcome is not RegisterOutcome.REGISTERED:
+            raise RegistrationRefused(*_explain(answer, info))
+        return answer
+
+
+def _explain(answer: Registered, info: EngineInfo) -> tuple[str, str]:
+    holder = answer.holder
+    assert holder is not None
+    if answer.outcome is RegisterOutcome.OTHER_MODEL:
+        return (
+            f"jobs of model {holder.info.model_name!r} ({holder.info.model_fingerprint}) are in progress in this data directory, "
+            f"and {info.model_name!r} ({info.model_fingerprint}) was asked for",
+            f"start with --model {holder.info.model_name} to finish them, or `midsentence recover --release` to hand them back",
+        )
+    return (
+        f"this data directory is a copy of one in use by {holder.info.host} (engine {holder.info.engine_id}, pid {holder.info.pid})",
+        "stop that engine, or start with an empty --data-dir",
+    )
+
+
+def guarded(target: Callable[[], None]) -> Callable[[], None]:
+    """A helper thread that dies takes the process with it: a half-living engine is worse than a dead one."""
+
+    def run() -> None:
+        try:
+            target()
+        except BaseException as error:
+            end_process(error)
+
+    return run
+
+
+def end_process(error: BaseException) -> None:
+    log.critical("thread_died", exc_info=error)
+    os._exit(Exit.FAILED)
+
+
+def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float = 0.0) -> int:
+    """Run one engine until SIGTERM. Returns the exit code; refusals are raised for the command line to print."""
+    registry = CollectorRegistry()
+    worker: list[EngineWorker] = []
+    stop = threading.Event()
+
+    def on_signal(_signum: int, _frame: object) -> None:
+        stop.set()
+        for running in worker:
+            running.stop()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    with EngineHttp(
+        settings, registry, lambda: worker[0].readiness() if worker else {"starting": "the model is being loaded"}
+    ):
+        parts = build_parts(settings, lock_wait=lock_wait)
+        opened = open_store(settings, role="engine", stop=stop)
+        if stop.is_set():
+            return Exit.OK
+        worker.append(EngineWorker(settings, parts, opened, registry))
+        if stop.is_set():
+            worker[0].stop()
+        worker[0].run(last_exit)
+    return Exit.OK
