@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.cache import PagedKVCache
-    from engine.core import Engine, EngineConfig, StepResult
+    from engine.core import Engine, StepResult
     from engine.embedding import PagedInferenceEngine
     from engine.page_manager import PageManager
     from engine.pools import DevicePool, HostPool
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "DevicePool": "engine.pools",
     "Engine": "engine.core",
-    "EngineConfig": "engine.core",
     "HostPool": "engine.pools",
     "PageManager": "engine.page_manager",
     "PagedInferenceEngine": "engine.embedding",
@@ -33,7 +32,6 @@ _HOMES = {
 __all__ = [
     "DevicePool",
     "Engine",
-    "EngineConfig",
     "HostPool",
     "PageManager",
     "PagedInferenceEngine",

@@ -1,7 +1,8 @@
 """Our attention, as transformers calls it: registered under the name ``midsentence``.
 
-transformers calls the hook once per layer with that layer's queries, keys and values; where they belong (which pages, which positions) it finds in
-the ``CallSlot`` that the runner filled before it called the model. The slot hangs on the modules of its model, so runners share nothing.
+transformers calls the hook once per layer with that layer's queries, keys and values; where they belong (which pages, which
+positions) it finds in the ``CallSlot`` that the runner filled before it called the model. The slot hangs on the modules of its
+model, so runners share nothing.
 """
 
 from dataclasses import dataclass, field
@@ -19,14 +20,18 @@ from engine.kernels.attention import attend_rows
 NAME = "midsentence"
 SLOT_ATTRIBUTE = "midsentence_slot"
 
-# What models hand on to every attention without meaning for ours: positions are applied before, masks are ours, outputs are not recorded.
-_MEANINGLESS = frozenset({"position_ids", "cache_position", "use_cache", "cache", "past_key_values", "output_attentions", "output_hidden_states",
-                          "output_router_logits", "return_dict", "head_mask", "layer_head_mask", "layer_idx", "position_embeddings"})  # fmt: skip
+# What models hand on to every attention without meaning for ours: positions are applied before, masks are ours, outputs are not
+# recorded.
+_MEANINGLESS = frozenset(
+    """position_ids cache_position use_cache cache past_key_values output_attentions output_hidden_states output_router_logits
+    return_dict head_mask layer_head_mask layer_idx position_embeddings""".split()
+)
 
 
 @dataclass(frozen=True)
 class ChunkCall:
-    """A prompt chunk of one sequence: rows ``start .. start + n - 1``; rows at positions below ``store_from`` are in their pages already."""
+    """A prompt chunk of one sequence: rows ``start .. start + n - 1``; rows at positions below ``store_from`` are in their
+    pages already."""
 
     pool: torch.Tensor
     page_size: int
@@ -109,7 +114,9 @@ def paged_attention(
 def _layer(module: torch.nn.Module) -> int:
     layer: int | None = getattr(module, "layer_idx", None)
     if layer is None:
-        raise UnsupportedModel(f"{type(module).__name__} does not say which layer it is", "only models with layer_idx are served", field="layer_idx")
+        raise UnsupportedModel(
+            f"{type(module).__name__} does not say which layer it is", "only models with layer_idx are served", field="layer_idx"
+        )
     return layer
 
 
@@ -124,12 +131,18 @@ def _refuse_unknown(
                 field=name,
             )
     if attention_mask is not None:
-        raise UnsupportedModel(f"{type(module).__name__} brings its own attention mask", "position biases are not supported", field="attention_mask")
+        raise UnsupportedModel(
+            f"{type(module).__name__} brings its own attention mask", "position biases are not supported", field="attention_mask"
+        )
     if dropout or is_causal is False:
-        raise UnsupportedModel(f"{type(module).__name__} is not causal at inference", "only causal models are served", field="is_causal")
+        raise UnsupportedModel(
+            f"{type(module).__name__} is not causal at inference", "only causal models are served", field="is_causal"
+        )
 
 
-def _attend_rows(call: RowsCall, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend_rows(
+    call: RowsCall, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
     packed = query.transpose(1, 2).contiguous()
     output = torch.empty_like(packed)
     attend_rows(
@@ -148,7 +161,9 @@ def _attend_rows(call: RowsCall, layer: int, query: torch.Tensor, key: torch.Ten
     return output
 
 
-def _attend_chunk(call: ChunkCall, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend_chunk(
+    call: ChunkCall, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
     end = call.start + query.shape[2]
     first = max(call.start, call.store_from)
     if first < end:

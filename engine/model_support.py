@@ -24,7 +24,9 @@ def refuse_by_config(config: Any, name: str) -> None:
     label = (config.architectures or [kind])[0]
 
     def refuse(field: str, why: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{label} ({kind}) is not supported: {why}", "its text would be wrong, so it is refused", name=name, field=field)
+        return UnsupportedModel(
+            f"{label} ({kind}) is not supported: {why}", "its text would be wrong, so it is refused", name=name, field=field
+        )
 
     if kind in _REFUSED:
         field, needs = _REFUSED[kind]
@@ -34,7 +36,9 @@ def refuse_by_config(config: Any, name: str) -> None:
     if getattr(config, "quantization_config", None) is not None:
         raise refuse("quantization_config", "its weights are quantised in a form that we do not read")
     text = config.get_text_config()
-    if stateful := [layer for layer in getattr(text, "layer_types", None) or [] if any(part in layer for part in _STATEFUL_LAYERS)]:
+    if stateful := [
+        layer for layer in getattr(text, "layer_types", None) or [] if any(part in layer for part in _STATEFUL_LAYERS)
+    ]:
         raise refuse("layer_types", f"its layers of kind {stateful[0]} keep state beyond paged keys and values")
     if _is_stateful(config):
         raise refuse("model_type", "it keeps state beyond paged keys and values (recurrent or hybrid)")
@@ -56,7 +60,9 @@ def _refuse_rope(text: Any, context: int, refuse: Any) -> None:
     rope = getattr(text, "rope_parameters", None) or {}
     for settings in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         kind = settings.get("rope_type", "default")
-        original = settings.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None) or context
+        original = (
+            settings.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None) or context
+        )
         if kind in _BATCH_DEPENDENT_ROPE and (kind == "dynamic" or original < context):
             raise refuse("rope_type", f"rotary embedding {kind} depends on the longest sequence of a batch")
 
@@ -65,7 +71,9 @@ def refuse_by_observation(seen: ObserveCall, num_layers: int, max_context: int, 
     """Raise ``UnsupportedModel`` for what one forward pass showed."""
 
     def refuse(field: str, why: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{architecture} is not supported: {why}", "its text would be wrong, so it is refused", name=architecture, field=field)
+        return UnsupportedModel(
+            f"{architecture} is not supported: {why}", "its text would be wrong, so it is refused", name=architecture, field=field
+        )
 
     if sorted(seen.layers) != list(range(num_layers)):
         raise refuse("attention", f"its {num_layers} layers called our attention for layers {sorted(seen.layers)}")

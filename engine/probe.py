@@ -1,4 +1,5 @@
-"""The last check at load: a short text through chunks, pages and row kernels gives the logits of the model's own eager attention."""
+"""The last check at load: a short text through chunks, pages and row kernels gives the logits of the model's own eager
+attention."""
 
 import numpy as np
 import torch
@@ -8,7 +9,8 @@ from engine.errors import UnsupportedModel
 from engine.model import LoadedModel
 from engine.runner import ModelRunner
 
-# Both sides are float32 and differ in the order of sums only (1e-5 relative, measured); a forgotten argument shows at 1e-2 and more.
+# Both sides are float32 and differ in the order of sums only (1e-5 relative, measured); a forgotten argument shows at 1e-2 and
+# more.
 TOLERANCE = 2e-3
 _PAGE_SIZE = 4
 

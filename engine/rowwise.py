@@ -29,7 +29,8 @@ _ACTIVATION_KINDS: dict[type, int] = {
     activations.AccurateGELUActivation: GELU_TANH,
     activations.FastGELUActivation: GELU_TANH,
 }
-# Exact whatever stands beside them: comparisons and single IEEE operations, no polynomial with another form for the remainder of a vector.
+# Exact whatever stands beside them: comparisons and single IEEE operations, no polynomial with another form for the remainder
+# of a vector.
 _EXACT_ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, activations.LinearActivation, activations.ReLUSquaredActivation)
 
 
@@ -59,7 +60,7 @@ def one_by_one(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
 class RowLinear(nn.Module):
     """Takes the place of ``nn.Linear`` (and of ``Conv1D``, whose weight is turned once so that both have one layout)."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, slot: CallSlot, *, always_rows: bool) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, slot: CallSlot, *, always_rows: bool) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
         self.out_features, self.in_features = weight.shape
@@ -91,25 +92,27 @@ class RowActivation(nn.Module):
         return one_by_one(self.original, x)
 
 
-def make_rowwise(model: nn.Module, slot: CallSlot) -> None:
+def make_rowwise(model: Any, slot: CallSlot) -> None:
     """Replace the linear layers and activations of ``model`` in place. The output embedding takes the row path in every call."""
-    head: nn.Module | None = getattr(model, "get_output_embeddings", lambda: None)()
+    head = model.get_output_embeddings()
     known_activations = {entry[0] if isinstance(entry, tuple) else entry for entry in activations.ACT2CLS.values()}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, RowLinear(child.weight, child.bias, slot, always_rows=child is head))
-            elif type(child) is Conv1D:
-                weight = nn.Parameter(child.weight.detach().t().contiguous(), requires_grad=False)
-                setattr(parent, name, RowLinear(weight, child.bias, slot, always_rows=False))
+            elif isinstance(child, Conv1D):
+                turned = nn.Parameter(child.weight.detach().t().contiguous(), requires_grad=False)
+                setattr(parent, name, RowLinear(turned, child.bias, slot, always_rows=False))
             elif type(child) in known_activations and not isinstance(child, _EXACT_ACTIVATIONS):
                 setattr(parent, name, RowActivation(child, slot))
 
 
 class FunctionalRows(TorchFunctionMode):
-    """Catches row-dependent functions that a model calls by itself (the experts and routers of a mixture, gates), during a rows call.
+    """Catches row-dependent functions that a model calls by itself (the experts and routers of a mixture, gates), during a rows
+    call.
 
-    ``caught`` names them: a model for which it stays empty at load runs without this mode and its cost of a microsecond or two per call.
+    ``caught`` names them: a model for which it stays empty at load runs without this mode and its cost of a microsecond or two
+    per call.
     """
 
     def __init__(self, threads: int) -> None:
@@ -130,7 +133,9 @@ class FunctionalRows(TorchFunctionMode):
         if name == "silu":
             return row_activation(x, SILU, self.threads)
         if name == "gelu":
-            return row_activation(x, GELU_TANH if (rest[0] if rest else kwargs.get("approximate", "none")) == "tanh" else GELU, self.threads)
+            return row_activation(
+                x, GELU_TANH if (rest[0] if rest else kwargs.get("approximate", "none")) == "tanh" else GELU, self.threads
+            )
         return one_by_one(lambda row: func(row, *rest, **kwargs), x)
 
     def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

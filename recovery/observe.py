@@ -4,13 +4,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
 from recovery.plan import Observation, ObservedJob
 from storage.errors import PoolError
 from storage.job_store import JobStore
-from storage.pool_file import PoolHeader, read_pool_header
+from storage.pool_file import read_pool_header
+from storage.pool_header import PoolHeader
 from storage.records import EngineRecord, JobRecord, JobStatus, LogEntry, LogRead, PageEntry
 
 _LOG_PAGE = 10_000
@@ -46,7 +46,7 @@ class PoolReader:
     def __init__(self, path: Path) -> None:
         self.header: PoolHeader = read_pool_header(path)
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._page = np.empty(self.header.page_bytes, dtype=np.uint8)
+        self._page = bytearray(self.header.page_bytes)
 
     def page_ok(self, page: int, entry: PageEntry) -> bool:
         """Whether the bytes of a host page have the published checksum."""
@@ -54,7 +54,7 @@ class PoolReader:
             return False
         offset = self.header.data_offset + page * self.header.page_bytes
         try:
-            read = os.preadv(self._fd, [memoryview(self._page)], offset)
+            read = os.preadv(self._fd, [self._page], offset)
         except OSError:
             return False
         return read == self.header.page_bytes and xxhash.xxh3_64_intdigest(self._page) == entry.checksum

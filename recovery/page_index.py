@@ -107,7 +107,7 @@ class PageIndex:
 
     def evict(self, wanted: int) -> list[HostPage]:
         """Up to ``wanted`` of the least recently used published pages that back no Sequence; their entries must be dropped next."""
-        victims = []
+        victims: list[HostPage] = []
         for page in self._by_identity.values():
             if len(victims) == wanted:
                 break

@@ -83,6 +83,7 @@ class _Pending:
 class LoopState:
     """What other threads may read: plain values, replaced whole."""
 
+    registered: bool = False
     step_started: float | None = None  #: monotonic
     draining: bool = False
     refused: WrongStore | None = None
@@ -151,7 +152,7 @@ class EngineLoop:
     def heartbeat(self, store: JobStore, step_timeout: float) -> None:
         """Renew, on the store thread. A loop that hangs in a step must not look alive."""
         started = self.state.step_started
-        if started is not None and time.monotonic() - started > step_timeout:
+        if not self.state.registered or (started is not None and time.monotonic() - started > step_timeout):
             return
         try:
             self._renewals.append(store.renew(self._identity.info.engine_id, self._identity.incarnation))
@@ -164,7 +165,8 @@ class EngineLoop:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self, owned: tuple[OwnedJob, ...]) -> None:
-        """Work until drained. Raises WrongStore when the store stayed wrong for a minute."""
+        """Work until drained, beginning with the jobs that registration gave us. Raises WrongStore when it stayed wrong for a minute."""
+        self.state.registered = True
         self._claiming = self._store.submit(lambda store: take_in(store, owned))
         while not self.state.draining:
             self._wakeups.event.clear()
@@ -331,8 +333,9 @@ class EngineLoop:
         try:
             held, request = hold(taken.owned, taken.record, taken.entries)
         except LogDamaged as error:
-            bound.error("log_damaged", problem=str(error))
-            self._store.submit(lambda store: store.fail(job_id, "log_damaged", str(error)))
+            problem = str(error)
+            bound.error("log_damaged", problem=problem)
+            self._store.submit(lambda store: store.fail(job_id, "log_damaged", problem))
             return
         self._held[job_id] = held
         try:
@@ -400,7 +403,7 @@ class EngineLoop:
         self._pending.clear()
         self._renewals.clear()
         self._claiming = None
-        self._dead = False
+        self._dead = self.state.registered = False
         incarnation = new_incarnation()
         self._identity = replace(self._identity, incarnation=incarnation)
         registered = self._register(incarnation)
@@ -410,6 +413,7 @@ class EngineLoop:
             self._wakeups.event.wait(_IDLE_WAIT)
             self._wakeups.event.clear()
         owned = registered.result()
+        self.state.registered = True
         self._claiming = self._store.submit(lambda store: take_in(store, owned))
 
     def _refuse(self, error: WrongStore) -> None:

@@ -1,6 +1,6 @@
 """The engine process: puts model, pools, store and loop together, and takes them apart in order.
 
-Order of start: model, pool lock, store, registration. Nothing is claimed before the pool is locked and the store is known to be ours;
+Order of start: model, store, pool lock, registration. Nothing is claimed before the pool is locked and the store is known to be ours;
 ``/livez`` answers from the first moment, ``/readyz`` after the jobs found at registration were taken in.
 """
 
@@ -38,7 +38,7 @@ from service.logs import get_logger
 from service.metrics import EngineMetrics
 from service.processes import Exit
 from service.settings import Settings
-from service.store_access import MarkWriter, OpenStore, open_store
+from service.store_access import MarkWriter, OpenStore, Stopped, open_store
 from service.store_thread import StoreThread
 from storage.errors import StoreUnavailable, WrongStore
 from storage.job_store import JobStore
@@ -51,43 +51,54 @@ LastExit = Literal["benign", "crash"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What runs the model, before any store is involved."""
-
+class Loaded:
     model: LoadedModel
-    model_fingerprint: str
+    fingerprint: str
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What runs the model."""
+
+    loaded: Loaded
     arithmetic_fingerprint: str
     runner: ModelRunner
     cache: PagedKVCache
     pool_file: PoolFile
-    tokenizer: Tokenizer
     problems: tuple[str, ...]  #: what the exactness self-test found; empty: exact
 
 
-def build_parts(settings: Settings, *, lock_wait: float) -> Parts:
-    """Load the model, lock the pool file, make the pools, test that rows do not depend on each other."""
+def load(settings: Settings) -> Loaded:
+    """Load the model. Takes seconds, touches nothing durable."""
     folder = model_source.resolve(settings.model)
-    model_fingerprint = model_source.fingerprint(folder)
+    fingerprint = model_source.fingerprint(folder)
     threads = settings.threads or torch.get_num_threads()
     model = load_model(folder, dtype=settings.dtype, threads=threads)
+    tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return Loaded(model, fingerprint, tokenizer)
+
+
+def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Parts:
+    """Lock the pool file, make the pools, test that rows do not depend on each other."""
+    model = loaded.model
     geometry = model.geometry(settings.page_size)
+    pool_file = _open_pool(settings, geometry, loaded.fingerprint, lock_wait)
     device = DevicePool(sizing.device_pages(settings, geometry.page_bytes), geometry)
-    pool_file = _open_pool(settings, geometry, model_fingerprint, lock_wait)
     cache = PagedKVCache(device, HostPool(pool_file.num_pages, geometry, pool_file))
     runner = ModelRunner(model, device.tensor, settings.page_size, settings.prefill_chunk)
     arithmetic = exactness.arithmetic_fingerprint(
-        threads=threads, dtype=settings.dtype, prefill_chunk=settings.prefill_chunk, page_size=settings.page_size
+        threads=model.threads, dtype=settings.dtype, prefill_chunk=settings.prefill_chunk, page_size=settings.page_size
     )
     problems = tuple(exactness.self_test(runner)) if settings.exactness == "on" else ("exactness is off by --exactness",)
     for problem in problems:
         log.warning("not_exact", problem=problem)
-    tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return Parts(model, model_fingerprint, arithmetic, runner, cache, pool_file, tokenizer, problems)
+    return Parts(loaded, arithmetic, runner, cache, pool_file, problems)
 
 
 def _open_pool(settings: Settings, geometry: PageGeometry, model_fingerprint: str, lock_wait: float) -> PoolFile:
     path = settings.data_dir / "pool.safetensors"
-    return PoolFile.open(
+    pool_file = PoolFile.open(
         path,
         num_pages=sizing.host_pages(settings, geometry.page_bytes, sizing.existing_pages(path)),
         page_shape=geometry.page_shape,
@@ -95,6 +106,9 @@ def _open_pool(settings: Settings, geometry: PageGeometry, model_fingerprint: st
         model_fingerprint=model_fingerprint,
         lock_wait=lock_wait,
     )
+    if pool_file.replaced is not None:
+        log.warning("pool_replaced", reason=pool_file.replaced, hint="pages of the old one are recomputed where they are needed")
+    return pool_file
 
 
 class EngineWorker:
@@ -125,11 +139,11 @@ class EngineWorker:
             host=socket.gethostname(),
             pid=os.getpid(),
             pool_id=parts.pool_file.pool_id,
-            model_fingerprint=parts.model_fingerprint,
+            model_fingerprint=parts.loaded.fingerprint,
             model_name=settings.model,
             page_size=settings.page_size,
             device_pages=parts.cache.gpu_manager.total_pages,
-            max_context=min(settings.max_context or parts.model.max_context, parts.model.max_context),
+            max_context=min(settings.max_context or parts.loaded.model.max_context, parts.loaded.model.max_context),
             prefill_chunk=settings.prefill_chunk,
             arithmetic_fingerprint=parts.arithmetic_fingerprint,
         )
@@ -140,7 +154,7 @@ class EngineWorker:
         return Engine(
             parts.runner,
             parts.cache,
-            parts.tokenizer,
+            parts.loaded.tokenizer,
             Budget(
                 max_running=settings.max_running,
                 max_step_rows=max(settings.max_step_rows, settings.max_running),
@@ -148,7 +162,7 @@ class EngineWorker:
                 prefill_chunk=settings.prefill_chunk,
             ),
             max_context=self._identity.info.max_context,
-            eos_token_ids=frozenset(parts.model.eos_token_ids),
+            eos_token_ids=frozenset(parts.loaded.model.eos_token_ids),
         )
 
     def _make_checkpointer(self) -> Checkpointer:
@@ -300,15 +314,29 @@ class EngineWorker:
         return answer
 
 
+def refuse_other_model(opened: OpenStore, name: str, fingerprint: str) -> None:
+    """Before the pool is opened: a pool of another model would be replaced, and with it the pages of the jobs that wait here.
+
+    Registration decides the same again, in one script.
+    """
+    for record in opened.store.engines():
+        if record.info.engine_id == opened.engine_id and record.job_ids and record.info.model_fingerprint != fingerprint:
+            raise RegistrationRefused(*_other_model(record, name, fingerprint))
+
+
+def _other_model(holder: EngineRecord, name: str, fingerprint: str) -> tuple[str, str]:
+    return (
+        f"jobs of model {holder.info.model_name!r} ({holder.info.model_fingerprint}) are in progress in this data directory, "
+        f"and {name!r} ({fingerprint}) was asked for",
+        f"start with --model {holder.info.model_name} to finish them, or `midsentence recover --release` to hand them back",
+    )
+
+
 def _explain(answer: Registered, info: EngineInfo) -> tuple[str, str]:
     holder = answer.holder
     assert holder is not None
     if answer.outcome is RegisterOutcome.OTHER_MODEL:
-        return (
-            f"jobs of model {holder.info.model_name!r} ({holder.info.model_fingerprint}) are in progress in this data directory, "
-            f"and {info.model_name!r} ({info.model_fingerprint}) was asked for",
-            f"start with --model {holder.info.model_name} to finish them, or `midsentence recover --release` to hand them back",
-        )
+        return _other_model(holder, info.model_name, info.model_fingerprint)
     return (
         f"this data directory is a copy of one in use by {holder.info.host} (engine {holder.info.engine_id}, pid {holder.info.pid})",
         "stop that engine, or start with an empty --data-dir",
@@ -348,11 +376,13 @@ def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float 
     with EngineHttp(
         settings, registry, lambda: worker[0].readiness() if worker else {"starting": "the model is being loaded"}
     ):
-        parts = build_parts(settings, lock_wait=lock_wait)
-        opened = open_store(settings, role="engine", stop=stop)
-        if stop.is_set():
+        loaded = load(settings)
+        try:
+            opened = open_store(settings, role="engine", stop=stop)
+        except Stopped:
             return Exit.OK
-        worker.append(EngineWorker(settings, parts, opened, registry))
+        refuse_other_model(opened, settings.model, loaded.fingerprint)
+        worker.append(EngineWorker(settings, build_parts(settings, loaded, lock_wait=lock_wait), opened, registry))
         if stop.is_set():
             worker[0].stop()
         worker[0].run(last_exit)

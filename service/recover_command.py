@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +26,7 @@ from service.settings import Settings
 from storage.job_store import JobStore
 from storage.records import EngineRecord, StoreIdentity
 from storage.redis_store import RedisJobStore
-from storage.store_file import StoreFile, Verdict, judge
+from storage.store_file import StoreFile, describe_wrong_store, judge, load_store_file, save_store_file
 
 _BEAT_WATCH = 2.5  #: seconds: a living engine beats once a second
 
@@ -90,17 +90,17 @@ def _redis(settings: Settings) -> Iterator[str]:
 
 def _recover(settings: Settings, store: RedisJobStore, options: Options) -> tuple[Report, bool]:
     path = settings.data_dir / "store.json"
-    mark = StoreFile.load(path)
+    mark = load_store_file(path)
     identity = store.identity()
     report = Report(store=_store_report(mark, identity))
     verdict = judge(mark, identity)
     changes = not options.dry_run
-    if verdict in (Verdict.REFUSE_OTHER, Verdict.REFUSE_GONE, Verdict.REFUSE_LOST):
+    if verdict.refused:
+        assert mark is not None
+        lost = describe_wrong_store(mark.identity, identity)
         if not options.accept_store or not changes:
-            raise RecoverError(
-                _refusal(verdict, mark, identity), "put the right store back, or go on from this one with `recover --accept-store`"
-            )
-        report.notes.append(_refusal(verdict, mark, identity))
+            raise lost
+        report.notes.append(f"accepted: {lost.message}")
         identity = _accept(store, mark, path, identity)
         report.done.append(f"accepted the store as it is: epoch {identity.epoch}; jobs go on from their logs")
     if identity is None:
@@ -173,7 +173,8 @@ def _accept(store: RedisJobStore, mark: StoreFile | None, path: Any, identity: S
     store.bind(identity)
     identity = store.raise_epoch()
     assert mark is not None
-    StoreFile(mark.engine_id, identity.store_id, identity.epoch, identity.commit).save(path)
+    accepted = replace(mark, store_id=identity.store_id, epoch=identity.epoch, commit=identity.commit)
+    save_store_file(path, accepted)
     return identity
 
 
@@ -216,16 +217,6 @@ def _verify(store: JobStore, pool: PoolReader | None, report: Report) -> bool:
             damaged.append(record.job_id)
     report.verified = {"pages": pages, "bad_pages": bad, "logs": len(report.jobs), "damaged_logs": damaged}
     return not bad and not damaged
-
-
-def _refusal(verdict: Verdict, mark: StoreFile | None, identity: StoreIdentity | None) -> str:
-    assert mark is not None
-    if verdict is Verdict.REFUSE_GONE:
-        return f"Redis is empty, but this directory belongs to store {mark.store_id} with {mark.commit} commits: all of them are lost"
-    assert identity is not None
-    if verdict is Verdict.REFUSE_OTHER:
-        return f"Redis holds store {identity.store_id}, but this directory belongs to {mark.store_id}"
-    return f"Redis lost commits {identity.commit + 1}..{mark.commit} (epoch {identity.epoch})"
 
 
 def _store_report(mark: StoreFile | None, identity: StoreIdentity | None) -> dict[str, Any]:

@@ -48,8 +48,9 @@ class JobStore(Protocol):
     def get(self, job_id: str) -> JobRecord | None: ...
 
     def jobs(
-        self, *, status: JobStatus | None = None, tenant: str = "", limit: int = 20, cursor: str | None = None
-    ) -> JobPage: ...
+        self, *, status: JobStatus | None = None, tenant: str | None = "", limit: int = 20, cursor: str | None = None
+    ) -> JobPage:
+        """Newest first. ``tenant``: exactly that one; None for all (operators only)."""
 
     def read(self, reads: Sequence[LogRead]) -> list[LogSlice | None]:
         """Many jobs in one round trip; None for a job that is not there."""
@@ -80,7 +81,8 @@ class JobStore(Protocol):
     ) -> tuple[OwnedJob, ...]:
         """First what is listed under this engine but not in ``held``, then the best of the first 32 queued that fit ``free_pages``.
 
-        A job needs ceil((prompt + log length) / page_size) + 1 pages to start. Raises EngineDead.
+        A job needs ceil((prompt + log length) / page_size) + 1 pages to start, but never more than it can come to need:
+        ceil((min(prompt + max_tokens, max_context) - 1) / page_size). Raises EngineDead.
         """
 
     def write_step(self, engine_id: str, incarnation: str, pool_id: str, writes: StepWrites) -> StepAnswers:

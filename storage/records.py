@@ -164,6 +164,8 @@ class EngineInfo:
     page_size: int
     device_pages: int  #: a job that needs more than this can never run here
     max_context: int
+    prefill_chunk: int = 0  #: with the next field, what the identities of its pages were made with
+    arithmetic_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

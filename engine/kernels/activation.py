@@ -1,4 +1,5 @@
-"""Activations of generated rows. torch's change a row's bits with its neighbours when the row is no multiple of a vector (SiLU of width 172)."""
+"""Activations of generated rows. torch's change a row's bits with its neighbours when the row is no multiple of a vector (SiLU
+of width 172)."""
 
 import math
 

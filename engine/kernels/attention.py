@@ -29,9 +29,10 @@ def attend_rows(
 ) -> None:
     """Write each row's key and value into its slot, then let each row attend to its sequence's slots 0 .. its own position.
 
-    ``query``, ``output`` [N, num_heads, head_dim]; ``key``, ``value`` [N, num_kv_heads, head_dim]; ``pool`` [num_pages, num_layers, 2, page_size,
-    num_kv_heads, head_dim]; all float32 and C-contiguous. ``page_tables`` [S, max_pages], ``row_sequence`` [N] (which table), ``positions`` [N].
-    All keys are written before any row attends: rows of one sequence see those before them in the same call.
+    ``query``, ``output`` [N, num_heads, head_dim]; ``key``, ``value`` [N, num_kv_heads, head_dim]; ``pool`` [num_pages,
+    num_layers, 2, page_size, num_kv_heads, head_dim]; all float32 and C-contiguous. ``page_tables`` [S, max_pages],
+    ``row_sequence`` [N] (which table), ``positions`` [N]. All keys are written before any row attends: rows of one sequence see
+    those before them in the same call.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[1]
@@ -85,7 +86,8 @@ def _attend(
     at: int,
     group: int,
 ) -> None:
-    """Softmax attention of the ``group`` query heads that share one kv head; ``at`` is where they begin in ``query`` and ``output``."""
+    """Softmax attention of the ``group`` query heads that share one kv head; ``at`` is where they begin in ``query`` and
+    ``output``."""
     _, num_layers, _, page_size, num_kv_heads, head_dim = shape
     stride = num_kv_heads * head_dim
     keys = (layer * 2 * page_size) * stride + kv_head * head_dim
@@ -94,7 +96,19 @@ def _attend(
 
     for index in range(num_pages):
         first = index * page_size
-        _scores(query, at, pool, page_table[index] * page_extent + keys, stride, head_dim, min(page_size, length - first), weights, first, length, group)
+        _scores(
+            query,
+            at,
+            pool,
+            page_table[index] * page_extent + keys,
+            stride,
+            head_dim,
+            min(page_size, length - first),
+            weights,
+            first,
+            length,
+            group,
+        )
     for head in range(group):
         _softmax(weights, head * length, length, scaling)
     for i in range(at, at + group * head_dim):
@@ -106,7 +120,9 @@ def _attend(
 
 
 @inline
-def _scores(q: F32, q_at: int, k: F32, k_at: int, stride: int, dim: int, count: int, y: F32, first: int, length: int, group: int) -> None:
+def _scores(
+    q: F32, q_at: int, k: F32, k_at: int, stride: int, dim: int, count: int, y: F32, first: int, length: int, group: int
+) -> None:
     """``y[head * length + first + slot]`` = query head · key slot, for one page."""
     slot = 0
     while slot + 4 <= count:
@@ -153,7 +169,9 @@ def _softmax(weights: F32, at: int, length: int, scaling: np.float32) -> None:
 
 
 @inline
-def _mix(p: F32, first: int, length: int, v: F32, v_at: int, stride: int, count: int, y: F32, y_at: int, dim: int, group: int) -> None:
+def _mix(
+    p: F32, first: int, length: int, v: F32, v_at: int, stride: int, count: int, y: F32, y_at: int, dim: int, group: int
+) -> None:
     """Add one page's values, weighted, to the output of each head; slots in order."""
     head = 0
     while head < group:

@@ -1,10 +1,12 @@
 """How kernels are compiled and cached on disk.
 
-Numba invalidates a cached kernel when the file that holds it changes, not when a helper it inlines from another file does. So the cache
-folder is named by a hash of all the kernels' sources: stale machine code cannot be found, and several installed versions do not meet.
+Numba invalidates a cached kernel when the file that holds it changes, not when a helper it inlines from another file does. So
+the cache folder is named by a hash of all the kernels' sources: stale machine code cannot be found, and several installed
+versions do not meet.
 
-Threads: torch is imported before numba's OpenMP layer is loaded, so that both bind to one libgomp and share one pool of threads instead of
-fighting over the cores. A parallel call then costs 2 µs; with numba's own pool (workqueue) it cost 60, at about 240 calls a step.
+Threads: torch is imported before numba's OpenMP layer is loaded, so that both bind to one libgomp and share one pool of threads
+instead of fighting over the cores. A parallel call then costs 2 µs; with numba's own pool (workqueue) it cost 60, at about 240
+calls a step.
 """
 
 import hashlib
@@ -54,5 +56,7 @@ def _cache_folder() -> Path:
     digest = hashlib.blake2b(digest_size=8)
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    root = os.environ.get("NUMBA_CACHE_DIR") or f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/midsentence/kernels"
+    root = (
+        os.environ.get("NUMBA_CACHE_DIR") or f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/midsentence/kernels"
+    )
     return Path(root) / digest.hexdigest()

@@ -6,7 +6,7 @@ Flat arrays and offsets (in elements) instead of views: making a numba array vie
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -38,7 +38,9 @@ def _load(builder: Any, data: Any, offset: Any) -> Any:
 
 def _splat(builder: Any, value: Any) -> Any:
     single = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(single, ir.Constant(_VECTOR, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+    return builder.shuffle_vector(
+        single, ir.Constant(_VECTOR, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    )
 
 
 def _sum_lanes(builder: Any, vector: Any) -> Any:
@@ -53,7 +55,9 @@ def _sum_lanes(builder: Any, vector: Any) -> Any:
     return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
 
 
-def _loop(builder: Any, start: Any, stop: Any, step: int, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+def _loop(
+    builder: Any, start: Any, stop: Any, step: int, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
     """``for k in range(start, stop, step): carried = body(k, carried)``; returns what is carried at the end."""
     before = builder.block
     head, inside, after = (builder.append_basic_block(name) for name in ("head", "inside", "after"))
@@ -84,12 +88,24 @@ def _row_offsets(builder: Any, offset: Any, stride: Any, count: int) -> list[Any
 def make_dots(rows: int, outputs: int) -> Any:
     """``dots(x, x_at, x_stride, w, w_at, w_stride, length, y, y_at, y_stride)`` for a tile of rows × outputs.
 
-    Sets ``y[y_at + r·y_stride + c]`` to the dot product of ``x[x_at + r·x_stride :][:length]`` and ``w[w_at + c·w_stride :][:length]``.
-    The order of operations in each product is the same for every tile size.
+    Sets ``y[y_at + r·y_stride + c]`` to the dot product of ``x[x_at + r·x_stride :][:length]`` and ``w[w_at + c·w_stride
+    :][:length]``. The order of operations in each product is the same for every tile size.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def dots(typing: Any, x: Any, x_at: Any, x_stride: Any, w: Any, w_at: Any, w_stride: Any, length: Any, y: Any, y_at: Any, y_stride: Any) -> Any:
+    def dots(
+        typing: Any,
+        x: Any,
+        x_at: Any,
+        x_stride: Any,
+        w: Any,
+        w_at: Any,
+        w_stride: Any,
+        length: Any,
+        y: Any,
+        y_at: Any,
+        y_stride: Any,
+    ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             x_data, w_data, y_data = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 7))
             x_rows = _row_offsets(builder, args[1], args[2], rows)
@@ -111,7 +127,9 @@ def make_dots(rows: int, outputs: int) -> Any:
             totals = _loop(builder, whole, args[6], 1, [_sum_lanes(builder, vector) for vector in vectors], tail)
             for r, at in enumerate(_row_offsets(builder, args[8], args[9], rows)):
                 for c in range(outputs):
-                    builder.store(totals[r * outputs + c], builder.gep(y_data, [builder.add(at, ir.Constant(_INDEX, c))]), align=4)
+                    builder.store(
+                        totals[r * outputs + c], builder.gep(y_data, [builder.add(at, ir.Constant(_INDEX, c))]), align=4
+                    )
             return context.get_dummy_value()
 
         index = types.intp
@@ -123,12 +141,23 @@ def make_dots(rows: int, outputs: int) -> Any:
 def make_weighted_sums(rows: int, vectors: int) -> Any:
     """``weighted_sums(p, p_at, p_stride, v, v_at, v_stride, count, y, y_at, y_stride)`` for rows × (vectors · 16) sums.
 
-    Adds to ``y[y_at + r·y_stride + d]``, for s = 0, 1, ... count - 1 in this order, ``p[p_at + r·p_stride + s] · v[v_at + s·v_stride + d]``.
+    Adds to ``y[y_at + r·y_stride + d]``, for s = 0, 1, ... count - 1 in this order, ``p[p_at + r·p_stride + s] · v[v_at +
+    s·v_stride + d]``.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
     def weighted_sums(
-        typing: Any, p: Any, p_at: Any, p_stride: Any, v: Any, v_at: Any, v_stride: Any, count: Any, y: Any, y_at: Any, y_stride: Any
+        typing: Any,
+        p: Any,
+        p_at: Any,
+        p_stride: Any,
+        v: Any,
+        v_at: Any,
+        v_stride: Any,
+        count: Any,
+        y: Any,
+        y_at: Any,
+        y_stride: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             p_data, v_data, y_data = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 7))

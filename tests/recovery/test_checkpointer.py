@@ -46,6 +46,7 @@ def test_a_second_life_goes_on_from_pages(tiny_folder, tiny_model, whole, steps)
         if len(log[job.sequence_id]) < job.max_tokens:
             second.add(resumed(job, log[job.sequence_id]))
     second.run()
+    second.settle()
     for job in jobs():
         if job.sequence_id in second.tokens:
             assert second.tokens[job.sequence_id] == whole[job.sequence_id]
@@ -110,7 +111,7 @@ def test_a_page_is_pinned_while_it_is_copied(tiny_folder, tiny_model):
         return original(page, data)
 
     rig.backing.write_page = slow
-    rig.add(request("a", 20))
+    rig.add(request("a", 22))
     rig.step()
     rig.step()
     before = rig.cache.gpu_manager.used_count

@@ -1,0 +1,135 @@
+"""The state of the service at the end of a run, taken from outside: the api's answers, Redis' own contents, metrics, files."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import redis
+
+from chaos.client import job_seen
+from chaos.history import JobSeen
+from storage import keys
+from storage.redis_store import RedisJobStore
+
+_METRIC = re.compile(r"^(midsentence_\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    entry_id: str  #: as Redis has it
+    token: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """A job as Redis has it, with its whole log."""
+
+    job_id: str
+    status: str
+    length: int
+    chain: str
+    spec: str
+    prompt_token_ids: tuple[int, ...]
+    recoveries: int
+    rows: tuple[LogRow, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(row.token for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """Of one engine, at one moment."""
+
+    kv_cache_usage: float
+    running: float
+    waiting: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    jobs: dict[str, JobSeen]  #: ``GET /v1/jobs/{id}``
+    stored: dict[str, StoredJob]
+    idle: dict[str, tuple[EngineGauges, EngineGauges]]  #: engine -> (at its start, when idle at the end)
+    pool_files: dict[str, tuple[str, ...]]  #: engine -> names of files that look like a pool
+    counters: dict[str, float]  #: of the living engines, added up
+
+
+class Metrics:
+    """One scrape."""
+
+    def __init__(self, text: str) -> None:
+        self._values: dict[str, list[tuple[str, float]]] = {}
+        for name, labels, value in _METRIC.findall(text):
+            self._values.setdefault(name, []).append((labels, float(value)))
+
+    @classmethod
+    def of(cls, url: str) -> "Metrics":
+        """Raises httpx.HTTPError."""
+        answer = httpx.get(f"{url}/metrics", timeout=5.0, trust_env=False)
+        answer.raise_for_status()
+        return cls(answer.text)
+
+    def __getitem__(self, name: str) -> float:
+        """The sum over all labels. KeyError for a name that is not exposed: a misspelt metric must not read as 0."""
+        return sum(value for _, value in self._values[f"midsentence_{name}"])
+
+    def gauges(self) -> EngineGauges:
+        return EngineGauges(self["kv_cache_usage_perc"], self["num_requests_running"], self["num_requests_waiting"])
+
+
+COUNTERS = (
+    "generation_tokens_total",
+    "page_verify_failures_total",
+    "tokens_lost_total",
+    "lease_lost_total",
+    "fenced_writes_rejected_total",
+    "recovery_tokens_replayed_total",
+    "recovery_pages_restored_total",
+    "num_preemptions_total",
+)
+
+
+def dump_jobs(url: str, job_ids: Iterable[str]) -> dict[str, JobSeen]:
+    with httpx.Client(base_url=url, timeout=15.0, trust_env=False) as client:
+        found = {}
+        for job_id in job_ids:
+            answer = client.get(f"/v1/jobs/{job_id}")
+            if answer.status_code == 200:
+                found[job_id] = job_seen(answer.json())
+        return found
+
+
+def dump_store(redis_url: str) -> dict[str, StoredJob]:
+    """Every job in the store, whoever made it."""
+    store = RedisJobStore(redis_url)
+    plain = redis.Redis.from_url(redis_url, decode_responses=True)
+    try:
+        found: dict[str, StoredJob] = {}
+        cursor: str | None = None
+        while True:
+            page = store.jobs(tenant=None, limit=100, cursor=cursor)
+            for record in page.jobs:
+                rows = tuple(
+                    LogRow(str(entry_id), int(fields["t"]), str(fields["x"]))
+                    for entry_id, fields in plain.xrange(keys.log(record.job_id))
+                )
+                found[record.job_id] = StoredJob(
+                    record.job_id, record.status.value, record.log_length, record.chain, record.spec,
+                    record.prompt_token_ids, record.recoveries, rows,
+                )  # fmt: skip
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+    finally:
+        store.close()
+        plain.close()
+
+
+def pool_files(data_dir: Path) -> tuple[str, ...]:
+    """Everything in a data directory that looks like a pool, finished or not."""
+    return tuple(sorted(path.name for path in data_dir.iterdir() if "pool" in path.name or "safetensors" in path.name))

@@ -1,0 +1,120 @@
+"""Processes of the product, seen from outside: which are ours, which live, how they are ended.
+
+A process is ours when its environment carries this run's mark: children and grandchildren inherit it, so that even one whose parents
+are all dead (the embedded Redis outlives its supervisor) is found, and a pid that was used again by a stranger is never signalled.
+"""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MARK = "CHAOS_RUN"
+_POLL = 0.01
+
+
+class Timeout(Exception):
+    """Something that should have come true did not, in time."""
+
+
+def wait_until(condition: Callable[[], bool], timeout: float, what: str, pause: float = _POLL) -> None:
+    """Raises Timeout naming ``what``."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise Timeout(f"not within {timeout:g} s: {what}")
+        time.sleep(pause)
+
+
+def environment_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except (OSError, IndexError):
+        return True
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+@dataclass(slots=True)
+class Family:
+    """All processes started by one run of one cluster, directly or not."""
+
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        """This process's environment without settings of the product, with the mark and ``extra``."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("MIDSENTENCE_")}
+        return kept | {MARK: self.mark} | dict(extra)
+
+    def start(
+        self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, folder: Path
+    ) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own: a Ctrl-C in the terminal reaches the driver alone, which then cleans up."""
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                command,
+                env=self.environment(environment),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def owns(self, pid: int) -> bool:
+        return f"{MARK}={self.mark}".encode() in environment_of(pid).split(b"\0")
+
+    def living(self) -> list[int]:
+        """Pids of all processes of this family that are not dead."""
+        self.reap()
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and self.owns(int(name)) and not is_zombie(int(name))]
+
+    def signal(self, pid: int, number: signal.Signals) -> bool:
+        """Send a signal to one of ours. False when it is dead or not ours."""
+        if not self.owns(pid):
+            return False
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def gone(self, pid: int) -> bool:
+        self.reap()
+        return not self.owns(pid) or is_zombie(pid)
+
+    def reap(self) -> None:
+        for process in self._started:
+            process.poll()
+
+    def end(self) -> list[str]:
+        """Kill whatever is left, by pid, until nothing is. Answers with what there was."""
+        left: list[str] = []
+        deadline = time.monotonic() + 10.0
+        while (pids := self.living()) and time.monotonic() < deadline:
+            left += [f"{pid} {command_of(pid)[:120]}" for pid in pids]
+            for pid in pids:
+                self.signal(pid, signal.SIGCONT)
+                self.signal(pid, signal.SIGKILL)
+            with contextlib.suppress(Timeout):
+                wait_until(lambda: not self.living(), 1.0, "the end of all processes", pause=0.05)
+        return left

@@ -1,0 +1,209 @@
+"""Is a row's result independent of its company? Proved by construction in the kernels, checked on the loaded model before it
+serves."""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import binding  # type: ignore[import-untyped]
+
+from engine.attention import RowsCall
+from engine.kernels.attention import attend_rows
+from engine.rowwise import functional_rows
+from engine.runner import ModelRunner
+
+_PACKAGES = ("torch", "numba", "llvmlite", "numpy", "transformers")
+# They choose other code paths inside torch, MKL and oneDNN.
+_ENVIRONMENT = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_DYNAMIC",
+    "MKL_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+)
+_ROWS = 9
+_GROUPS = (3, 8, 9)
+_CONTEXT = 5
+
+
+def arithmetic_fingerprint(*, threads: int, dtype: str, prefill_chunk: int, page_size: int) -> str:
+    """32 hex digits (BLAKE2b-128) of all that may change the bits of a result for the same model and tokens.
+
+    Covers library versions, the kernels' source, the CPU and its features, variables that steer the libraries, and the arguments.
+    """
+    kernels = hashlib.blake2b(digest_size=16)
+    for source in sorted((Path(__file__).parent / "kernels").glob("*.py")):
+        kernels.update(source.read_bytes())
+    facts: dict[str, Any] = {
+        "packages": {name: version(name) for name in _PACKAGES},
+        "kernels": kernels.hexdigest(),
+        "machine": platform.machine(),
+        "cpu": [
+            binding.get_host_cpu_name(),
+            _cpu_model(),
+            sorted(name for name, has in binding.get_host_cpu_features().items() if has),
+        ],
+        "cores": min(threads, len(os.sched_getaffinity(0))),  # MKL starts no more threads than that
+        "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
+        "arguments": [threads, dtype, prefill_chunk, page_size],
+    }
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def self_test(runner: ModelRunner) -> list[str]:
+    """What is not exact on this machine with this model, in words; empty when everything is. Takes pages of its own, not the
+    runner's.
+
+    Rows alone against the same rows among others, ``==`` on logits and pages; a replay of several rows in one call against one
+    by one; a prompt chunk against itself in other pages. When rows differ, the layers and kernels that differ are named.
+    """
+    problems = _end_to_end(runner)
+    if problems:
+        problems += _differing_layers(runner) + _differing_attention(runner)
+    return problems
+
+
+class _Trial:
+    """Its own pages: ``_ROWS`` sequences of ``_CONTEXT`` generated rows each, and one more row to compute."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        model = runner.model
+        self.pages_each = -(-(_CONTEXT + 1) // runner.page_size)
+        self.tables = np.arange(_ROWS * self.pages_each, dtype=np.int32).reshape(_ROWS, -1)
+        self.pool = torch.zeros(_ROWS * self.pages_each, *model.geometry(runner.page_size).page_shape)
+        self.runner = ModelRunner(model, self.pool, runner.page_size, runner.prefill_chunk)
+        self.tokens = np.random.default_rng(1).integers(0, model.vocab_size, (_ROWS, _CONTEXT + 1))
+
+    def run(self, sequences: np.ndarray[Any, Any], first: int, last: int) -> torch.Tensor:
+        """Rows ``first .. last - 1`` of each of ``sequences`` in one call; logits of each one's last row."""
+        count = last - first
+        positions = np.tile(np.arange(first, last, dtype=np.int32), len(sequences))
+        return self.runner.run_rows(
+            self.tokens[sequences, first:last].reshape(-1),
+            positions,
+            self.tables,
+            np.repeat(sequences, count).astype(np.int32),
+            np.arange(count - 1, count * len(sequences), count, dtype=np.int32),
+        )
+
+
+def _end_to_end(runner: ModelRunner) -> list[str]:
+    problems = []
+    trial = _Trial(runner)
+    everyone = np.arange(_ROWS)
+    trial.run(everyone, 0, _CONTEXT)
+    replayed = trial.pool.clone()
+    for position in range(_CONTEXT):
+        trial.run(everyone[:1], position, position + 1)
+    if not torch.equal(replayed, trial.pool):
+        problems.append(f"{_CONTEXT} rows of {_ROWS} sequences in one call and one row at a time give different keys or values")
+    alone = torch.cat([trial.run(everyone[i : i + 1], _CONTEXT, _CONTEXT + 1) for i in everyone])
+    pages = trial.pool.clone()
+    for group in _GROUPS:
+        together = trial.run(everyone[:group], _CONTEXT, _CONTEXT + 1)
+        if not torch.equal(together, alone[:group]):
+            problems.append(f"a row alone and among {group} rows gives different logits")
+        if not torch.equal(pages, trial.pool):
+            problems.append(f"a row alone and among {group} rows gives different keys or values")
+    chunk = trial.tokens.reshape(-1)[: min(runner.prefill_chunk, len(trial.tables.reshape(-1)) * runner.page_size // 2)]
+    first = trial.runner.run_chunk(chunk, 0, trial.tables.reshape(-1), 0, True)
+    second = trial.runner.run_chunk(chunk, 0, trial.tables.reshape(-1)[::-1].copy(), 0, True)
+    assert first is not None
+    assert second is not None
+    if not torch.equal(first, second):
+        problems.append("a prompt chunk gives different logits in other pages")
+    return problems
+
+
+def _differing_layers(runner: ModelRunner) -> list[str]:
+    """Each kind of innermost layer on the path, called again with one row of what it was called with."""
+    model, trial = runner.model, _Trial(runner)
+    seen: dict[tuple[Any, ...], tuple[str, Any, tuple[Any, ...], dict[str, Any], Any]] = {}
+
+    def record(name: str) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            key = (
+                type(module),
+                *(tuple(a.shape) for a in args if isinstance(a, torch.Tensor)),
+                getattr(module, "out_features", None),
+            )
+            seen.setdefault(key, (name, module, args, kwargs, output))
+
+        return hook
+
+    leaves = [(name, part) for name, part in model.module.named_modules() if not any(True for _ in part.children())]
+    handles = [part.register_forward_hook(record(name), with_kwargs=True) for name, part in leaves]
+    trial.run(np.arange(_ROWS), 0, 1)
+    for handle in handles:
+        handle.remove()
+    problems = []
+    with _rows_call(trial):
+        for name, module, args, kwargs, output in seen.values():
+            for row in range(_ROWS):
+                alone = module(*(_only(a, row) for a in args), **{key: _only(a, row) for key, a in kwargs.items()})
+                if not _equal(alone, output, row):
+                    problems.append(f"{type(module).__name__} {name}: a row alone and among {_ROWS} differ")
+                    break
+    return problems
+
+
+@contextmanager
+def _rows_call(trial: _Trial) -> Iterator[None]:
+    model, zeros = trial.runner.model, np.zeros(1, np.int32)
+    with model.lock, torch.inference_mode(), functional_rows(model.functional_rows):
+        model.slot.call = RowsCall(trial.pool.numpy(), trial.tables, zeros, zeros, model.threads)
+        try:
+            yield
+        finally:
+            model.slot.call = None
+
+
+def _only(value: Any, row: int) -> Any:
+    if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[:2] == (1, _ROWS):
+        return value[:, row : row + 1]
+    return value[row : row + 1] if isinstance(value, torch.Tensor) and value.shape[:1] == (_ROWS,) else value
+
+
+def _equal(alone: Any, together: Any, row: int) -> bool:
+    if isinstance(alone, tuple | list):
+        return all(_equal(a, b, row) for a, b in zip(alone, together, strict=True))
+    return not isinstance(alone, torch.Tensor) or torch.equal(alone, _only(together, row))
+
+
+def _differing_attention(runner: ModelRunner) -> list[str]:
+    model, trial = runner.model, _Trial(runner)
+    random = np.random.default_rng(2)
+    kv_shape = (_ROWS, model.num_kv_heads, model.head_dim)
+    key, value = (random.standard_normal(kv_shape, dtype=np.float32) for _ in range(2))
+    query = random.standard_normal(kv_shape, dtype=np.float32)
+    positions, sequences = np.full(_ROWS, _CONTEXT, np.int32), np.arange(_ROWS, dtype=np.int32)
+
+    def attend(rows: slice) -> np.ndarray[Any, Any]:
+        output = np.empty_like(query[rows])
+        pool, scaling = trial.pool.numpy(), np.float32(0.1)
+        queries, keys, values, where, at = query[rows], key[rows], value[rows], sequences[rows], positions[rows]
+        attend_rows(queries, keys, values, pool, 0, trial.tables, where, at, scaling, output, model.threads)
+        return output
+
+    together = attend(slice(None))
+    if any(not np.array_equal(attend(slice(i, i + 1))[0], together[i]) for i in range(_ROWS)):
+        return [f"paged attention: a row alone and among {_ROWS} differ"]
+    return []

@@ -1,0 +1,204 @@
+"""The command ``midsentence``. Heavy imports live inside the commands, so that ``--help`` is quick and the api loads no torch."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.children import LastExit, refusal_file
+from service.client_commands import jobs_app, submit
+from service.errors import RedisNotRunning, ServiceError
+from service.flags import with_settings
+from service.processes import Exit, FileLock, die_with_parent, harden, prepare_directory, write_pid_file
+from service.settings import LoadedSettings, Settings
+from service.version import own_version
+from storage.errors import StorageError
+
+app = typer.Typer(
+    name="midsentence",
+    help="The server that finishes its sentence: long LLM generation jobs that survive kill -9, token for token.\n\n"
+    "Every setting can be a flag, a variable (--page-size is MIDSENTENCE_PAGE_SIZE) or a key of a TOML file (page_size), "
+    "in this order. `midsentence config show` lists them.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Settings.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(jobs_app, name="jobs", rich_help_panel="Client")
+app.command(rich_help_panel="Client")(submit)
+
+DeathPipe = Annotated[int | None, typer.Option(hidden=True, help="Descriptor whose end of file is the supervisor's death.")]
+LockWait = Annotated[float, typer.Option(hidden=True, help="Seconds to wait for a lock that the process before us still holds.")]
+Told = Annotated[LastExit, typer.Option("--last-exit", hidden=True, help="How this engine's last life ended.")]
+
+
+def main() -> None:
+    """Entry point. What is refused ends with exit code 78 and a message that names the fix; nothing else is caught."""
+    harden()
+    try:
+        app()
+    except (ServiceError, StorageError) as error:
+        print(f"midsentence: {error}", file=sys.stderr)
+        sys.exit(Exit.CONFIG)
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if show_version:
+        print(f"midsentence {own_version()}")
+        raise typer.Exit
+
+
+# processes ---------------------------------------------------------------------------------------------------------------
+
+
+@app.command(rich_help_panel="Server")
+@with_settings()
+def serve(loaded: LoadedSettings) -> None:
+    """Run everything: the embedded Redis (unless --redis-url), the engine and the API; start again what dies."""
+    _start_logging(loaded.settings, "supervisor")
+    from service.supervisor import serve as run
+
+    raise typer.Exit(run(loaded.settings))
+
+
+@app.command(rich_help_panel="Server")
+@with_settings()
+def api(loaded: LoadedSettings, death_pipe: DeathPipe = None, lock_wait: LockWait = 0.0) -> None:
+    """Run the API alone. Uses the Redis of --redis-url, or the embedded one that serves the data directory."""
+    _as_process("api", loaded.settings, death_pipe, lambda settings: _run_api(settings, lock_wait))
+
+
+@app.command(rich_help_panel="Server")
+@with_settings()
+def engine(
+    loaded: LoadedSettings, death_pipe: DeathPipe = None, lock_wait: LockWait = 0.0, last_exit: Told = LastExit.CRASH
+) -> None:
+    """Run one engine alone. Nobody tells it how its last life ended, so it takes it for a crash."""
+    _as_process("engine", loaded.settings, death_pipe, lambda settings: _run_engine(settings, last_exit, lock_wait))
+
+
+def _run_api(settings: Settings, lock_wait: float) -> int:
+    from service.api.server import run
+
+    with FileLock(settings.run_dir / "api.lock", f"an api on {settings.data_dir}").acquire(lock_wait):
+        return run(settings)
+
+
+def _run_engine(settings: Settings, last_exit: LastExit, lock_wait: float) -> int:
+    from service.engine_worker import main as run
+
+    return run(settings, last_exit=last_exit.value, lock_wait=lock_wait)
+
+
+def _as_process(name: str, settings: Settings, death_pipe: int | None, run: Callable[[Settings], int]) -> None:
+    """What api and engine share: tied to their parent, logging, a pid file, a last word for the supervisor when they refuse."""
+    if death_pipe is not None:
+        die_with_parent(death_pipe)
+    _start_logging(settings, name)
+    prepare_directory(settings.data_dir)
+    run_dir = prepare_directory(settings.run_dir)
+    pid_file = run_dir / f"{name}.pid"
+    try:
+        write_pid_file(pid_file, os.getpid())
+        code = run(_with_redis(settings))
+    except (ServiceError, StorageError) as error:
+        if death_pipe is not None:
+            refusal_file(run_dir, name).write_text(str(error))
+        raise
+    finally:
+        if death_pipe is None:
+            pid_file.unlink(missing_ok=True)
+    raise typer.Exit(code)
+
+
+def _with_redis(settings: Settings) -> Settings:
+    """Alone and without --redis-url: the embedded Redis of this data directory, if somebody runs it."""
+    if settings.redis_url is not None:
+        return settings
+    from service.redis_server import EmbeddedRedis
+
+    try:
+        url = EmbeddedRedis(settings.data_dir).attach()
+    except RedisNotRunning as error:
+        raise RedisNotRunning(
+            f"no --redis-url was given, and no embedded Redis runs in {settings.data_dir}",
+            "give --redis-url, or run `midsentence serve`, which starts one",
+        ) from error
+    return settings.model_copy(update={"redis_url": url})
+
+
+def _start_logging(settings: Settings, process: str) -> None:
+    from service import logs
+
+    logs.configure(settings.log_level, settings.log_format, process=process)
+
+
+# recovery and checks -----------------------------------------------------------------------------------------------------
+
+
+@app.command(rich_help_panel="Operation")
+@with_settings("data_dir", "redis_url", "model")
+def recover(
+    loaded: LoadedSettings,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be done: exactly what `serve` will do.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every page and every log, not only those that are needed.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    release: Annotated[bool, typer.Option("--release", help="Give this engine's jobs back to the queue.")] = False,
+    fail: Annotated[str | None, typer.Option("--fail", metavar="JOB", help="End this job as failed.")] = None,
+    accept_store: Annotated[
+        bool, typer.Option("--accept-store", help="Accept a store that lost commits; shows what is known to be lost.")
+    ] = False,
+) -> None:
+    """Bring every job back after a crash, or see what a restart will do."""
+    _start_logging(loaded.settings, "recover")
+    from service.recover_command import Options
+    from service.recover_command import main as run
+
+    options = Options(dry_run=dry_run, verify=verify, as_json=as_json, release=release, fail=fail, accept_store=accept_store)
+    code = run(loaded.settings, options)
+    raise typer.Exit(code)
+
+
+@app.command(rich_help_panel="Operation")
+@with_settings()
+def doctor(loaded: LoadedSettings) -> None:
+    """Check configuration and environment; each problem comes with its fix."""
+    from service.doctor import run
+
+    raise typer.Exit(run(loaded))
+
+
+@app.command(rich_help_panel="Operation")
+def demo(
+    model: Annotated[str, typer.Option(help="Model to show it with.")] = "demo",
+    keep: Annotated[Path | None, typer.Option(help="Keep the data directory here. Default: a temporary one.")] = None,
+) -> None:
+    """Kill the engine, the API and Redis in the middle of a sentence, and compare with an uninterrupted run."""
+    from service.demo import run
+
+    raise typer.Exit(run(model, keep))
+
+
+@config_app.command("show")
+@with_settings()
+def config_show(loaded: LoadedSettings, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show every setting, its value, and where it comes from."""
+    from service.config_command import show
+
+    show(loaded, as_json=as_json)
+
+
+if __name__ == "__main__":
+    main()

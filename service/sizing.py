@@ -1,0 +1,67 @@
+"""How many pages fit this machine, where the settings leave it open."""
+
+import json
+import os
+from pathlib import Path
+
+from service.settings import MIB, Settings
+
+DEVICE_POOL_SHARE = 4  #: a quarter of the memory ...
+DEVICE_POOL_CAP = 2048 * MIB  #: ... but no more: pages are touched once at start, which takes a second for each 500 MB
+HOST_PAGES_PER_DEVICE_PAGE = 4
+HOST_POOL_DISK_SHARE = 4
+MIN_PAGES = 2
+_UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a huge number, v2 as "max"
+
+
+def memory_limit() -> int:
+    """Bytes of memory this process may use: the machine's, or its control group's where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limit = int((Path("/sys/fs/cgroup") / name).read_text())
+        except (OSError, ValueError):
+            continue
+        if limit < _UNLIMITED:
+            total = min(total, limit)
+    return total
+
+
+def device_pages(settings: Settings, page_bytes: int) -> int:
+    """Pages of a device pool in plain memory, each of ``page_bytes``."""
+    if settings.device_pages is not None:
+        return settings.device_pages
+    return max(MIN_PAGES, min(memory_limit() // DEVICE_POOL_SHARE, DEVICE_POOL_CAP) // page_bytes)
+
+
+def host_pages(settings: Settings, page_bytes: int, existing: int | None = None) -> int:
+    """Pages of the pool file. ``existing``: of the one that is there, which keeps its size unless the settings name one:
+
+    free disk space differs from start to start, and a pool of another size would be a new one, without its pages.
+    """
+    if settings.host_pages is not None:
+        return settings.host_pages
+    if existing is not None:
+        return existing
+    wanted = HOST_PAGES_PER_DEVICE_PAGE * device_pages(settings, page_bytes)
+    return max(MIN_PAGES, min(wanted, free_disk(settings.data_dir) // HOST_POOL_DISK_SHARE // page_bytes))
+
+
+def existing_pages(pool: Path) -> int | None:
+    """Pages of the pool file at ``pool``, by its header; None when there is none that can be read (it is then made anew)."""
+    try:
+        with open(pool, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, MIB)))
+        pages = header["kv_pages"]["shape"][0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return None
+    return pages if isinstance(pages, int) and pages > 0 else None
+
+
+def free_disk(directory: Path) -> int:
+    """Bytes free for us where ``directory`` is, or will be."""
+    while not directory.exists():
+        directory = directory.parent
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize

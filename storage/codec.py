@@ -1,0 +1,150 @@
+"""Job records and log entries <-> strings of Redis. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from storage import chain
+from storage.records import (
+    EngineInfo,
+    EngineRecord,
+    JobError,
+    JobRecord,
+    JobStatus,
+    LogEntry,
+    NewJob,
+    OwnedJob,
+    PageEntry,
+)
+
+#: Fields that scripts change; a reader that knows the rest of a record asks for these alone (a prompt can be long).
+MUTABLE = (
+    "order", "created_at", "status", "engine", "incarnation", "fence", "strikes", "recoveries", "length", "chain",
+    "arithmetic", "finish_reason", "error_code", "error_message", "cached", "replayed", "restored", "started_at",
+    "finished_at",
+)  # fmt: skip
+
+
+def pairs(flat: Sequence[str]) -> dict[str, str]:
+    """``[field, value, ...]`` as HGETALL sends it."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def job_fields(job: NewJob) -> dict[str, str]:
+    """Every field of the record, so that no script meets a missing one. Times and order are set by the script."""
+    return {
+        "spec": job.spec,
+        "prompt": " ".join(map(str, job.prompt_token_ids)),
+        "prompt_length": str(len(job.prompt_token_ids)),
+        "model": job.model_fingerprint,
+        "max_tokens": str(job.max_tokens),
+        "request_hash": job.request_hash,
+        "priority": str(job.priority),
+        "tenant": job.tenant,
+        "request_id": job.request_id,
+        "traceparent": job.traceparent,
+        "group": job.group,
+        "served_by": job.served_by,
+        "chain": chain.start(job.spec, job.prompt_token_ids, job.job_id),
+        **dict.fromkeys(("fence", "strikes", "charged", "lost", "recoveries", "length", "cached", "replayed", "restored"), "0"),
+        **dict.fromkeys(("engine", "incarnation", "arithmetic", "finish_reason", "error_code", "error_message"), ""),
+        **dict.fromkeys(("started_at", "finished_at", "deadline_at", "affinity", "affinity_until", "unfit_since"), ""),
+        **dict.fromkeys(("released_by", "counted", "read_at"), ""),
+    }
+
+
+def job_record(job_id: str, fields: Mapping[str, str]) -> JobRecord:
+    prompt = fields["prompt"]
+    code = fields["error_code"]
+    return JobRecord(
+        job_id=job_id,
+        spec=fields["spec"],
+        prompt_token_ids=tuple(map(int, prompt.split())),
+        model_fingerprint=fields["model"],
+        max_tokens=int(fields["max_tokens"]),
+        status=JobStatus(fields["status"]),
+        order=int(fields["order"]),
+        priority=int(fields["priority"]),
+        tenant=fields["tenant"],
+        engine_id=fields["engine"],
+        incarnation=fields["incarnation"],
+        fence=int(fields["fence"]),
+        strikes=int(fields["strikes"]),
+        recoveries=int(fields["recoveries"]),
+        log_length=int(fields["length"]),
+        chain=fields["chain"],
+        arithmetic_fingerprint=fields["arithmetic"],
+        finish_reason=fields["finish_reason"],
+        error=JobError(code, fields["error_message"]) if code else None,
+        cached_tokens=int(fields["cached"]),
+        tokens_replayed=int(fields["replayed"]),
+        pages_restored=int(fields["restored"]),
+        created_at=float(fields["created_at"]),
+        started_at=_time(fields["started_at"]),
+        finished_at=_time(fields["finished_at"]),
+        deadline_at=_time(fields["deadline_at"]),
+        request_id=fields["request_id"],
+        traceparent=fields["traceparent"],
+        group=fields["group"],
+        served_by=fields["served_by"],
+    )
+
+
+def _time(value: str) -> float | None:
+    return float(value) if value else None
+
+
+def log_entry(fields: Mapping[str, str]) -> LogEntry:
+    return LogEntry(int(fields["t"]), fields["x"], fields.get("l", ""))
+
+
+def log_arguments(entries: Iterable[LogEntry]) -> Iterator[str]:
+    for entry in entries:
+        yield from (str(entry.token), entry.text, entry.logprobs)
+
+
+def engine_fields(info: EngineInfo) -> dict[str, str]:
+    return {
+        "boot_id": info.boot_id,
+        "host": info.host,
+        "pid": str(info.pid),
+        "pool_id": info.pool_id,
+        "model": info.model_fingerprint,
+        "model_name": info.model_name,
+        "page_size": str(info.page_size),
+        "device_pages": str(info.device_pages),
+        "max_context": str(info.max_context),
+        "prefill_chunk": str(info.prefill_chunk),
+        "arithmetic": info.arithmetic_fingerprint,
+    }
+
+
+def engine_record(engine_id: str, fields: Mapping[str, str], job_ids: Iterable[str]) -> EngineRecord:
+    info = EngineInfo(
+        engine_id=engine_id,
+        boot_id=fields["boot_id"],
+        host=fields["host"],
+        pid=int(fields["pid"]),
+        pool_id=fields["pool_id"],
+        model_fingerprint=fields["model"],
+        model_name=fields["model_name"],
+        page_size=int(fields["page_size"]),
+        device_pages=int(fields["device_pages"]),
+        max_context=int(fields["max_context"]),
+        prefill_chunk=int(fields["prefill_chunk"]),
+        arithmetic_fingerprint=fields["arithmetic"],
+    )
+    return EngineRecord(
+        info, fields["incarnation"], int(fields["beat"]), fields["dead"] == "1", tuple(sorted(job_ids))
+    )
+
+
+def owned_jobs(tokens: Iterable[Sequence[str]]) -> tuple[OwnedJob, ...]:
+    return tuple(OwnedJob(job_id, int(fence), int(strikes)) for job_id, fence, strikes in tokens)
+
+
+def page_text(entry: PageEntry) -> str:
+    return f"{entry.identity} {entry.checksum}"
+
+
+def page_entry(text: str) -> PageEntry:
+    identity, _, checksum = text.partition(" ")
+    return PageEntry(identity, int(checksum))

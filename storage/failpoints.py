@@ -1,0 +1,109 @@
+"""Named places around each durable write where a test can kill, stop or delay this very process.
+
+``MIDSENTENCE_FAILPOINTS="commit.before_send=kill@3;pool.mid_write=stop"`` acts on the n-th hit (the first without ``@``).
+Actions: kill (SIGKILL), stop (SIGSTOP), exit, raise, sleep:SECONDS. Refused unless ``MIDSENTENCE_TESTING=1``. Each point that
+fires appends one line ``name action pid`` to ``MIDSENTENCE_FAILPOINT_LOG`` *before* it acts: a run whose fault did not fire is a
+failed run.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: The points of storage/. Names are free: a misspelt one never fires, and the log shows that.
+FAILPOINTS = (
+    "commit.before_send",
+    "commit.after_send",
+    "commit.after_reply",
+    "claim.after",
+    "register.after",
+    "renew.before",
+    "release.before",
+    "store_file.before_rename",
+    "store_file.after_rename",
+    "pool.before_write",
+    "pool.mid_write",
+    "pool.after_write",
+    "pool.before_sync",
+)
+_ACTIONS = ("kill", "stop", "exit", "raise", "sleep")
+
+
+class FailpointError(RuntimeError):
+    """What the action ``raise`` raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failpoint:
+    name: str
+    action: str
+    argument: float
+    at: int  #: acts on this hit, counted from 1
+
+
+def parse(text: str) -> dict[str, Failpoint]:
+    """Raises RuntimeError for what it does not know: a fault that silently never fires is worse than none."""
+    points: dict[str, Failpoint] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        name, _, what = part.partition("=")
+        what, _, at = what.partition("@")
+        action, _, argument = what.partition(":")
+        if action not in _ACTIONS or (at and not at.isdigit()) or (argument and action != "sleep"):
+            raise RuntimeError(f"failpoint {part!r} is not NAME=kill|stop|exit|raise|sleep:SECONDS[@N]")
+        points[name] = Failpoint(name, action, float(argument or 0), int(at or 1))
+    return points
+
+
+class Failpoints:
+    """The points of one process. ``hit`` costs one dict look-up when there are none."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._points = parse(environ.get("MIDSENTENCE_FAILPOINTS", ""))
+        self._log = environ.get("MIDSENTENCE_FAILPOINT_LOG", "")
+        self._hits: dict[str, int] = {}
+        self._lock = threading.Lock()
+        if self._points and environ.get("MIDSENTENCE_TESTING") != "1":
+            raise RuntimeError("MIDSENTENCE_FAILPOINTS is for tests only: refused without MIDSENTENCE_TESTING=1")
+
+    def hit(self, name: str) -> None:
+        point = self._points.get(name)
+        if point is None:
+            return
+        with self._lock:
+            self._hits[name] = self._hits.get(name, 0) + 1
+            if self._hits[name] != point.at:
+                return
+        self._record(point)
+        _act(point)
+
+    def _record(self, point: Failpoint) -> None:
+        if not self._log:
+            return
+        fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, f"{point.name} {point.action} {os.getpid()}\n".encode())
+        finally:
+            os.close(fd)
+
+
+def _act(point: Failpoint) -> None:
+    if point.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif point.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif point.action == "exit":
+        os._exit(70)
+    elif point.action == "raise":
+        raise FailpointError(f"failpoint {point.name}")
+    else:
+        time.sleep(point.argument)
+
+
+_process = Failpoints(os.environ)
+
+
+def hit(name: str) -> None:
+    _process.hit(name)

@@ -1,0 +1,64 @@
+"""The hint channel: which jobs changed. Publishes may be lost; readers poll once a second anyway (PROTOCOL.md 11)."""
+
+import threading
+import time
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from storage import keys
+from storage.wire import translate
+
+
+class HintReader:
+    """One subscription per waiting thread, on its own connection, made at its first ``wait``."""
+
+    def __init__(self, url: str, *, timeout: float, client_name: str) -> None:
+        self._client: Any = redis.Redis.from_url(
+            url,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 0),
+            client_name=client_name,
+            driver_info=None,
+            protocol=2,
+            decode_responses=True,
+        )
+        self._local = threading.local()
+
+    def wait(self, timeout: float) -> frozenset[str]:
+        """Ids since the last call of this thread; the first message ends the wait, all that are there come along."""
+        changed: set[str] = set()
+        until = time.monotonic() + timeout
+        try:
+            subscription = self._subscription()
+            while True:
+                left = 0.0 if changed else max(0.0, until - time.monotonic())
+                message = subscription.get_message(timeout=left)
+                if message is not None and message["type"] == "message":
+                    changed.add(message["data"])
+                elif message is None and (changed or time.monotonic() >= until):
+                    return frozenset(changed)
+        except (redis.RedisError, OSError) as error:
+            self._forget()
+            raise translate(error) from error
+
+    def _subscription(self) -> Any:
+        subscription: Any = getattr(self._local, "subscription", None)
+        if subscription is None:
+            subscription = self._client.pubsub()
+            subscription.subscribe(keys.HINTS)
+            self._local.subscription = subscription
+        return subscription
+
+    def _forget(self) -> None:
+        subscription: Any = getattr(self._local, "subscription", None)
+        self._local.subscription = None
+        if subscription is not None:
+            subscription.close()
+
+    def close(self) -> None:
+        self._client.close()
+        self._client.connection_pool.disconnect()

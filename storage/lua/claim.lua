@@ -1,0 +1,63 @@
+-- claim: engine, incarnation, free pages, limit, then the ids that the caller holds.
+local engine, incarnation, free, limit = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local SCAN, CONSIDERED, RESERVE_AFTER = 128, 32, 30
+if not alive(engine, incarnation) then return answer('DEAD') end
+
+local held, given, changed = {}, {}, false
+for i = 7, #ARGV do held[ARGV[i]] = true end
+local record = redis.call('HMGET', KEY.engine .. engine, 'model', 'page_size', 'device_pages', 'max_context')
+local page_size, device_pages, max_context = tonumber(record[2]), tonumber(record[3]), tonumber(record[4])
+
+-- Pages to start with, and pages it can come to need: a job never needs more than its last row.
+local function pages(prompt, length, max_tokens)
+  local total = math.ceil(math.max(1, math.min(prompt + max_tokens, max_context) - 1) / page_size)
+  return math.min(math.ceil((prompt + length) / page_size) + 1, total), total
+end
+
+local function give(id)
+  local job = get(id, 'fence', 'strikes', 'recoveries', 'lost', 'started_at')
+  set(id, 'engine', engine, 'incarnation', incarnation, 'fence', tonumber(job[1]) + 1,
+    'strikes', tonumber(job[2]) + 1, 'charged', 1, 'recoveries', tonumber(job[3]) + tonumber(job[4]), 'lost', 0,
+    'released_by', '', 'affinity', '', 'unfit_since', '', 'started_at', job[5] ~= '' and job[5] or stamp(now))
+  redis.call('ZREM', KEY.queue .. record[1], id)
+  redis.call('SADD', KEY.owned .. engine, id)
+  set_status(id, RUNNING)
+  given[#given + 1] = token(id)
+end
+
+-- Listed but not held: the reply of an earlier claim was lost, and nobody would ever run these.
+for _, id in ipairs(owned_by(engine)) do
+  if not held[id] and #given < limit then
+    local job = get(id, 'prompt_length', 'length', 'max_tokens')
+    free = free - pages(tonumber(job[1]), tonumber(job[2]), tonumber(job[3]))
+    given[#given + 1] = token(id)
+  end
+end
+
+local seen, blocked = 0, false
+for _, id in ipairs(redis.call('ZRANGE', KEY.queue .. record[1], 0, SCAN - 1)) do
+  if #given >= limit or seen >= CONSIDERED then break end
+  local job = get(id, 'affinity', 'affinity_until', 'prompt_length', 'length', 'max_tokens', 'unfit_since', 'strikes')
+  local reserved = job[1] ~= '' and job[1] ~= engine and tonumber(job[2]) > now
+  local need, total = pages(tonumber(job[3]), tonumber(job[4]), tonumber(job[5]))
+  if not reserved and total <= device_pages then
+    seen = seen + 1
+    if tonumber(job[7]) >= POISON_STRIKES then
+      end_poisoned(id)
+      changed = true
+    elseif need <= free then
+      free = free - need
+      give(id)
+      changed = true
+    elseif not blocked then
+      -- the first that does not fit is the head; when it has waited long enough nobody overtakes it any more
+      blocked = true
+      if job[6] == '' then
+        set(id, 'unfit_since', stamp(now))
+      elseif now - tonumber(job[6]) > RESERVE_AFTER then
+        break
+      end
+    end
+  end
+end
+return changed and wrote('OK', given) or answer('OK', given)

@@ -1,0 +1,4 @@
+-- publish: engine, incarnation, pool, then host page and "identity checksum" pairs. Only the registered incarnation writes its pool.
+if not alive(ARGV[3], ARGV[4]) or redis.call('HGET', KEY.engine .. ARGV[3], 'pool_id') ~= ARGV[5] then return answer('DEAD') end
+for i = 6, #ARGV, 2 do redis.call('HSET', KEY.pool .. ARGV[5], ARGV[i], ARGV[i + 1]) end
+return wrote('OK')

@@ -1,0 +1,218 @@
+"""What ``MemoryJobStore`` holds, and the moves that several verbs share: the counterpart of ``lua/jobs.lua``."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from storage.records import (
+    TRANSITIONS,
+    EngineInfo,
+    EngineRecord,
+    JobError,
+    JobRecord,
+    JobStatus,
+    LogEntry,
+    OwnedJob,
+    PageEntry,
+)
+from storage.rules import (
+    AFFINITY_GRACE,
+    CLAIM_CONSIDERED,
+    CLAIM_SCAN,
+    POISON_MESSAGE,
+    POISON_STRIKES,
+    RESERVE_AFTER,
+    pages_needed,
+)
+
+_HINTS_KEPT = 10_000
+
+
+@dataclass(slots=True)
+class Job:
+    record: JobRecord
+    request_hash: str
+    digest: str
+    entries: list[LogEntry] = field(default_factory=list)
+    charged: int = 0  #: the strike that the last give added, until a commit or the owner's going clears it
+    lost: int = 0
+    affinity: str = ""
+    affinity_until: float = 0.0
+    unfit_since: float | None = None
+    released_by: str = ""
+    counted: tuple[object, ...] = ()
+    read_at: float | None = None
+    expires: float = 0.0
+
+    def change(self, **values: Any) -> None:
+        status = values.get("status", self.record.status)
+        if status is not self.record.status:
+            assert status in TRANSITIONS[self.record.status], (self.record.status, status)
+        self.record = replace(self.record, **values)
+
+    @property
+    def token(self) -> OwnedJob:
+        return OwnedJob(self.record.job_id, self.record.fence, self.record.strikes)
+
+
+@dataclass(slots=True)
+class Engine:
+    info: EngineInfo
+    incarnation: str
+    beat: int = 1
+    dead: bool = False
+    failed: tuple[str, ...] = ()
+
+
+class Hints:
+    """Who changed, for any number of waiting threads; each sees what came after its own first wait."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._log: deque[tuple[int, str]] = deque(maxlen=_HINTS_KEPT)
+        self._number = 0
+        self._local = threading.local()
+
+    def publish(self, job_id: str) -> None:
+        with self._changed:
+            self._number += 1
+            self._log.append((self._number, job_id))
+            self._changed.notify_all()
+
+    def wait(self, timeout: float) -> frozenset[str]:
+        with self._changed:
+            seen: int = getattr(self._local, "seen", self._number)
+            self._changed.wait_for(lambda: self._number > seen, timeout)
+            self._local.seen = self._number
+            return frozenset(job_id for number, job_id in self._log if number > seen)
+
+
+class State:
+    """Not thread-safe: the store's lock is held by whoever calls."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.keys: dict[str, str] = {}
+        self.engines: dict[str, Engine] = {}
+        self.pools: dict[str, dict[int, PageEntry]] = {}
+        self.order = 0
+        self.commit = 0
+        self.now = 0.0
+        self.hints = Hints()
+
+    def sorted_jobs(self) -> Iterator[Job]:
+        yield from sorted(self.jobs.values(), key=lambda job: job.record.order)
+
+    def owned(self, engine_id: str) -> list[Job]:
+        running = JobStatus.IN_PROGRESS
+        return [j for j in self.sorted_jobs() if j.record.status is running and j.record.engine_id == engine_id]
+
+    def queue(self, model_fingerprint: str) -> list[Job]:
+        waiting = (
+            job
+            for job in self.jobs.values()
+            if job.record.status is JobStatus.QUEUED and job.record.model_fingerprint == model_fingerprint
+        )
+        return sorted(waiting, key=lambda job: (-job.record.priority, job.record.order))
+
+    def alive(self, engine_id: str, incarnation: str) -> bool:
+        engine = self.engines.get(engine_id)
+        return engine is not None and engine.incarnation == incarnation and not engine.dead
+
+    def engine_record(self, engine: Engine) -> EngineRecord:
+        ids = tuple(sorted(job.record.job_id for job in self.owned(engine.info.engine_id)))
+        return EngineRecord(engine.info, engine.incarnation, engine.beat, engine.dead, ids)
+
+    # moves -----------------------------------------------------------------------------------------------------------
+    def end(self, job: Job, status: JobStatus, reason: str = "", error: JobError | None = None) -> None:
+        job.change(status=status, finished_at=self.now, finish_reason=reason, error=error)
+        job.expires = self.now
+        self.hints.publish(job.record.job_id)
+
+    def end_poisoned(self, job: Job) -> None:
+        self.end(job, JobStatus.FAILED, error=JobError("poison", POISON_MESSAGE))
+
+    def requeue(self, job: Job) -> None:
+        strikes = job.record.strikes - job.charged
+        job.charged = 0
+        job.change(status=JobStatus.QUEUED, engine_id="", incarnation="", strikes=strikes)
+        self.hints.publish(job.record.job_id)
+
+    def release(self, job: Job, engine_id: str, incarnation: str, affinity: bool) -> None:
+        job.released_by = incarnation
+        job.affinity = engine_id if affinity else ""
+        job.affinity_until = self.now + AFFINITY_GRACE
+        self.requeue(job)
+
+    def orphan(self, job: Job) -> None:
+        job.lost, job.released_by = 1, ""
+        self.requeue(job)
+
+    def adopt(self, job: Job, incarnation: str, blame: bool) -> None:
+        """A new incarnation of the same engine takes the job on."""
+        record = job.record
+        job.change(incarnation=incarnation, fence=record.fence + 1, recoveries=record.recoveries + 1)
+        if blame:
+            job.change(strikes=record.strikes + 1)
+            job.charged = 1
+        self.hints.publish(record.job_id)
+
+    def give(self, job: Job, engine_id: str, incarnation: str) -> OwnedJob:
+        record = job.record
+        job.change(
+            status=JobStatus.IN_PROGRESS,
+            engine_id=engine_id,
+            incarnation=incarnation,
+            fence=record.fence + 1,
+            strikes=record.strikes + 1,
+            recoveries=record.recoveries + job.lost,
+            started_at=self.now if record.started_at is None else record.started_at,
+        )
+        job.charged, job.lost, job.released_by, job.affinity, job.unfit_since = 1, 0, "", "", None
+        self.hints.publish(record.job_id)
+        return job.token
+
+    def claim(
+        self, engine: Engine, held: frozenset[str], free: int, limit: int
+    ) -> tuple[tuple[OwnedJob, ...], bool]:
+        """What is given, and whether anything was written that counts as a commit."""
+        given: list[OwnedJob] = []
+        for job in self.owned(engine.info.engine_id):
+            if job.record.job_id not in held and len(given) < limit:
+                free -= _pages(job, engine.info)[0]
+                given.append(job.token)
+        seen, blocked, changed = 0, False, False
+        for job in self.queue(engine.info.model_fingerprint)[:CLAIM_SCAN]:
+            if len(given) >= limit or seen >= CLAIM_CONSIDERED:
+                break
+            need, total = _pages(job, engine.info)
+            reserved = job.affinity not in ("", engine.info.engine_id) and job.affinity_until > self.now
+            if reserved or total > engine.info.device_pages:
+                continue
+            seen += 1
+            if job.record.strikes >= POISON_STRIKES:
+                self.end_poisoned(job)
+                changed = True
+            elif need <= free:
+                free -= need
+                given.append(self.give(job, engine.info.engine_id, engine.incarnation))
+                changed = True
+            elif not blocked:
+                blocked = True
+                if job.unfit_since is None:
+                    job.unfit_since = self.now
+                elif self.now - job.unfit_since > RESERVE_AFTER:
+                    break
+        return tuple(given), changed
+
+
+def _pages(job: Job, info: EngineInfo) -> tuple[int, int]:
+    return pages_needed(
+        prompt=len(job.record.prompt_token_ids),
+        length=job.record.log_length,
+        max_tokens=job.record.max_tokens,
+        page_size=info.page_size,
+        max_context=info.max_context,
+    )

@@ -1,0 +1,407 @@
+"""``MemoryJobStore``: the job store without Redis. Same verbs, same answers, same order of checks; nothing survives it.
+
+For tests of everything above storage/, and the model that the scripts are held against. One lock makes each call atomic, as one
+script is. The reasons for the rules stand in ``lua/``.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from storage import chain, keys
+from storage.errors import EngineDead, WrongStore
+from storage.memory_state import Engine, Job, State
+from storage.records import (
+    Commit,
+    EngineInfo,
+    EngineRecord,
+    JobAnswer,
+    JobError,
+    JobPage,
+    JobRecord,
+    JobStatus,
+    LogRead,
+    LogSlice,
+    NewJob,
+    OwnedJob,
+    PageEntry,
+    Registered,
+    RegisterOutcome,
+    Renewed,
+    StepAnswers,
+    StepWrites,
+    StoreIdentity,
+    SubmitOutcome,
+    Submitted,
+)
+from storage.rules import (
+    DEADLINE_MESSAGE,
+    IDEMPOTENCY_HOLD,
+    MOVED_PER_CALL,
+    POISON_STRIKES,
+    READ_HOLD,
+    check_commit,
+    check_sweep,
+    parse_cursor,
+)
+from storage.store_file import describe_wrong_store
+
+
+class MemoryJobStore:
+    """``clock`` gives the store's time, seconds since the epoch."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._state = State()
+        self._store: tuple[str, int] | None = None  #: id, epoch
+        self._bound: StoreIdentity | None = None
+
+    @contextmanager
+    def _script(self) -> Iterator[State]:
+        with self._lock:
+            if self._bound is None:
+                raise WrongStore("no store was chosen yet", "call bind() with the identity that was judged")
+            if self._store != (self._bound.store_id, self._bound.epoch):
+                raise describe_wrong_store(self._bound, self.identity())
+            self._state.now = self._clock()
+            yield self._state
+
+    @contextmanager
+    def _engine_script(self, engine_id: str, incarnation: str, pool_id: str | None = None) -> Iterator[State]:
+        with self._script() as state:
+            alive = state.alive(engine_id, incarnation)
+            if not alive or (pool_id is not None and state.engines[engine_id].info.pool_id != pool_id):
+                raise EngineDead(f"engine {engine_id} was declared dead as incarnation {incarnation}")
+            yield state
+
+    # identity --------------------------------------------------------------------------------------------------------
+    def identity(self) -> StoreIdentity | None:
+        with self._lock:
+            return None if self._store is None else StoreIdentity(*self._store, self._state.commit)
+
+    def create(self, store_id: str) -> StoreIdentity:
+        with self._lock:
+            self._store = self._store or (store_id, 1)
+            return StoreIdentity(*self._store, self._state.commit)
+
+    def bind(self, identity: StoreIdentity) -> None:
+        with self._lock:
+            self._bound = identity
+
+    def raise_epoch(self) -> StoreIdentity:
+        with self._lock:
+            if self._store is None:
+                raise WrongStore("there is no store here")
+            state = self._state
+            state.now = self._clock()
+            self._store = (self._store[0], self._store[1] + 1)
+            for engine in state.engines.values():
+                engine.dead = True
+            for job in list(state.sorted_jobs()):
+                if job.record.status is JobStatus.IN_PROGRESS:
+                    state.orphan(job)
+            state.commit += 1
+            return StoreIdentity(*self._store, state.commit)
+
+    # clients ---------------------------------------------------------------------------------------------------------
+    def submit(self, job: NewJob, *, queue_limit: int) -> Submitted:
+        with self._script() as state:
+            if job.job_id in state.jobs:
+                return Submitted(SubmitOutcome.EXISTS, job.job_id)
+            digest = "" if job.idempotency_key is None else keys.idempotency_digest(job.tenant, job.idempotency_key)
+            earlier = state.keys.get(digest)
+            if earlier is not None:
+                same = state.jobs[earlier].request_hash == job.request_hash
+                return Submitted(SubmitOutcome.EXISTS if same else SubmitOutcome.CONFLICT, earlier)
+            if len(state.queue(job.model_fingerprint)) >= queue_limit:
+                return Submitted(SubmitOutcome.FULL, job.job_id)
+            state.order += 1
+            state.jobs[job.job_id] = Job(_new_record(job, state), job.request_hash, digest)
+            if digest:
+                state.keys[digest] = job.job_id
+            state.commit += 1
+            state.hints.publish(job.job_id)
+            return Submitted(SubmitOutcome.CREATED, job.job_id)
+
+    def get(self, job_id: str) -> JobRecord | None:
+        with self._script() as state:
+            return state.jobs[job_id].record if job_id in state.jobs else None
+
+    def jobs(
+        self, *, status: JobStatus | None = None, tenant: str | None = "", limit: int = 20, cursor: str | None = None
+    ) -> JobPage:
+        before = float("inf") if cursor is None else parse_cursor(cursor)
+        with self._script() as state:
+            found = [
+                job.record
+                for job in reversed(list(state.sorted_jobs()))
+                if job.record.order < before
+                and (status is None or job.record.status is status)
+                and (tenant is None or job.record.tenant == tenant)
+            ]
+        page = found[:limit]
+        return JobPage(tuple(page), str(page[-1].order) if page and len(found) > limit else None)
+
+    def read(self, reads: Sequence[LogRead]) -> list[LogSlice | None]:
+        slices: list[LogSlice | None] = []
+        with self._script() as state:
+            for read in reads:
+                job = state.jobs.get(read.job_id)
+                if job is None:
+                    slices.append(None)
+                    continue
+                if job.record.status.terminal:
+                    job.read_at = state.now
+                entries = tuple(job.entries[read.after : read.after + read.limit])
+                slices.append(LogSlice(job.record, read.after, entries))
+        return slices
+
+    def cancel(self, job_id: str) -> JobRecord | None:
+        return self._end(job_id, JobStatus.CANCELLED, None)
+
+    def fail(self, job_id: str, code: str, message: str) -> JobRecord | None:
+        return self._end(job_id, JobStatus.FAILED, JobError(code, message))
+
+    def _end(self, job_id: str, status: JobStatus, error: JobError | None) -> JobRecord | None:
+        with self._script() as state:
+            job = state.jobs.get(job_id)
+            if job is None:
+                return None
+            if not job.record.status.terminal:
+                state.end(job, status, error=error)
+                state.commit += 1
+            return job.record
+
+    def wait_hint(self, timeout: float) -> frozenset[str]:
+        return self._state.hints.wait(timeout)
+
+    def queued(self, model_fingerprint: str) -> int:
+        with self._script() as state:
+            return len(state.queue(model_fingerprint))
+
+    def counts(self) -> dict[JobStatus, int]:
+        with self._script() as state:
+            statuses = [job.record.status for job in state.jobs.values()]
+            return {status: statuses.count(status) for status in JobStatus}
+
+    # engines ---------------------------------------------------------------------------------------------------------
+    def register(
+        self, info: EngineInfo, incarnation: str, *, blame: bool, seen: tuple[str, int] | None = None
+    ) -> Registered:
+        with self._script() as state:
+            old = state.engines.get(info.engine_id)
+            owned = state.owned(info.engine_id)
+            if old is not None and old.incarnation == incarnation:
+                if old.dead:
+                    raise EngineDead(f"engine {info.engine_id} was declared dead as incarnation {incarnation}")
+                return Registered(RegisterOutcome.REGISTERED, tuple(job.token for job in owned), old.failed)
+            refusal = _refusal(old, owned, info, seen)
+            if refusal is not None and old is not None:
+                return Registered(refusal, holder=state.engine_record(old))
+            failed: list[str] = []
+            for job in owned:
+                if blame and job.record.strikes >= POISON_STRIKES:
+                    state.end_poisoned(job)
+                    failed.append(job.record.job_id)
+                else:
+                    state.adopt(job, incarnation, blame)
+            state.engines[info.engine_id] = Engine(info, incarnation, failed=tuple(failed))
+            if old is not None and old.info.pool_id != info.pool_id:
+                state.pools.pop(old.info.pool_id, None)
+            state.commit += 1
+            tokens = tuple(job.token for job in state.owned(info.engine_id))
+            return Registered(RegisterOutcome.REGISTERED, tokens, tuple(failed))
+
+    def claim(
+        self, engine_id: str, incarnation: str, *, held: Sequence[str], free_pages: int, limit: int
+    ) -> tuple[OwnedJob, ...]:
+        with self._engine_script(engine_id, incarnation) as state:
+            given, changed = state.claim(state.engines[engine_id], frozenset(held), free_pages, limit)
+            state.commit += int(changed)
+            return given
+
+    def write_step(self, engine_id: str, incarnation: str, pool_id: str, writes: StepWrites) -> StepAnswers:
+        for commit in writes.commits:
+            check_commit(commit)
+        answers: list[JobAnswer] = []
+        for commit in writes.commits:
+            with self._engine_script(engine_id, incarnation) as state:
+                answers.append(_commit(state, incarnation, commit))
+                state.commit += int(answers[-1] is JobAnswer.OK)
+        if writes.drop or writes.publish:
+            with self._engine_script(engine_id, incarnation, pool_id) as state:
+                table = state.pools.setdefault(pool_id, {})
+                for page in writes.drop:
+                    table.pop(page, None)
+                table.update(writes.publish)
+                state.commit += bool(writes.drop) + bool(writes.publish)
+        with self._lock:
+            return StepAnswers(tuple(answers), self._state.commit)
+
+    def release(
+        self, engine_id: str, incarnation: str, jobs: Sequence[OwnedJob], *, affinity: bool
+    ) -> tuple[JobAnswer, ...]:
+        answers: list[JobAnswer] = []
+        for owned in jobs:
+            with self._engine_script(engine_id, incarnation) as state:
+                answers.append(_release(state, engine_id, incarnation, owned, affinity))
+                state.commit += int(answers[-1] is JobAnswer.OK)
+        return tuple(answers)
+
+    def renew(self, engine_id: str, incarnation: str) -> Renewed:
+        with self._engine_script(engine_id, incarnation) as state:
+            state.engines[engine_id].beat += 1
+            return Renewed(tuple(job.token for job in state.owned(engine_id)), state.now, state.commit)
+
+    def take_over(self, engine_id: str, incarnation: str, beat: int) -> int:
+        with self._script() as state:
+            engine = state.engines.get(engine_id)
+            if engine is None or (engine.incarnation, engine.beat) != (incarnation, beat):
+                return 0
+            moved = state.owned(engine_id)[:MOVED_PER_CALL]
+            if moved or not engine.dead:
+                engine.dead = True
+                state.commit += 1
+            for job in moved:
+                state.orphan(job)
+            return len(moved)
+
+    def engines(self) -> list[EngineRecord]:
+        with self._script() as state:
+            return [state.engine_record(engine) for _, engine in sorted(state.engines.items())]
+
+    def pool_table(self, pool_id: str) -> dict[int, PageEntry]:
+        with self._script() as state:
+            return dict(state.pools.get(pool_id, {}))
+
+    # sweeps ----------------------------------------------------------------------------------------------------------
+    def sweep_deadlines(self) -> tuple[str, ...]:
+        with self._script() as state:
+            due = sorted(
+                (job.record.deadline_at, job.record.job_id)
+                for job in state.jobs.values()
+                if not job.record.status.terminal and (job.record.deadline_at or state.now + 1) <= state.now
+            )[:MOVED_PER_CALL]
+            for _, job_id in due:
+                state.end(state.jobs[job_id], JobStatus.FAILED, error=JobError("deadline_exceeded", DEADLINE_MESSAGE))
+            state.commit += bool(due)
+            return tuple(job_id for _, job_id in due)
+
+    def sweep_expired(self, retention_seconds: float, *, limit: int = 100) -> int:
+        with self._script() as state:
+            finished = [job for job in state.jobs.values() if job.record.status.terminal]
+            due = sorted(
+                (job for job in finished if job.expires <= state.now - retention_seconds),
+                key=lambda job: (job.expires, job.record.job_id),
+            )
+            check_sweep(due=len(due), finished=len(finished), limit=limit)
+            return sum(_purge(state, job, retention_seconds) for job in due[:limit])
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def _new_record(job: NewJob, state: State) -> JobRecord:
+    return JobRecord(
+        job_id=job.job_id,
+        spec=job.spec,
+        prompt_token_ids=job.prompt_token_ids,
+        model_fingerprint=job.model_fingerprint,
+        max_tokens=job.max_tokens,
+        status=JobStatus.QUEUED,
+        order=state.order,
+        priority=job.priority,
+        tenant=job.tenant,
+        chain=chain.start(job.spec, job.prompt_token_ids, job.job_id),
+        created_at=state.now,
+        deadline_at=None if job.deadline_seconds is None else state.now + job.deadline_seconds,
+        request_id=job.request_id,
+        traceparent=job.traceparent,
+        group=job.group,
+        served_by=job.served_by,
+    )
+
+
+def _refusal(
+    old: Engine | None, owned: Sequence[Job], info: EngineInfo, seen: tuple[str, int] | None
+) -> RegisterOutcome | None:
+    if old is not None and not old.dead and old.info.boot_id != info.boot_id:
+        if seen is None:
+            return RegisterOutcome.OTHER_HOST
+        if seen != (old.incarnation, old.beat):
+            return RegisterOutcome.IN_USE
+    if any(job.record.model_fingerprint != info.model_fingerprint for job in owned):
+        return RegisterOutcome.OTHER_MODEL
+    return None
+
+
+def _commit(state: State, incarnation: str, commit: Commit) -> JobAnswer:
+    job = state.jobs.get(commit.job_id)
+    if job is None:
+        return JobAnswer.GONE
+    record = job.record
+    n = len(commit.tokens)
+    mine = (record.fence, record.incarnation) == (commit.fence, incarnation)
+    reached = record.log_length == commit.expected + n and record.chain == commit.chain
+    if record.status.terminal:
+        made_it_so = mine and reached and commit.finish is not None and commit.finish.status is record.status
+        return JobAnswer.ALREADY if made_it_so else JobAnswer.TERMINAL
+    if not mine or record.status is not JobStatus.IN_PROGRESS:
+        return JobAnswer.FENCED
+    counters = (commit.cached_tokens, commit.tokens_replayed, commit.pages_restored)
+    counted = (commit.fence, commit.expected, *counters, commit.arithmetic_fingerprint)
+    if commit.finish is None and reached and (n > 0 or job.counted == counted):
+        return JobAnswer.ALREADY
+    if record.log_length != commit.expected or (n == 0 and record.chain != commit.chain):
+        return JobAnswer.GAP
+
+    job.entries.extend(commit.tokens)
+    if n > 0:
+        job.charged = 0
+        job.change(strikes=0)
+    else:
+        job.counted = counted
+    job.change(
+        log_length=commit.expected + n,
+        chain=commit.chain,
+        arithmetic_fingerprint=record.arithmetic_fingerprint or commit.arithmetic_fingerprint,
+        cached_tokens=record.cached_tokens + commit.cached_tokens,
+        tokens_replayed=record.tokens_replayed + commit.tokens_replayed,
+        pages_restored=record.pages_restored + commit.pages_restored,
+    )
+    if commit.finish is not None:
+        state.end(job, commit.finish.status, commit.finish.finish_reason, commit.finish.error)
+    else:
+        state.hints.publish(record.job_id)
+    return JobAnswer.OK
+
+
+def _release(state: State, engine_id: str, incarnation: str, owned: OwnedJob, affinity: bool) -> JobAnswer:
+    job = state.jobs.get(owned.job_id)
+    if job is None:
+        return JobAnswer.GONE
+    record = job.record
+    if record.status.terminal:
+        return JobAnswer.TERMINAL
+    if record.status is JobStatus.QUEUED and record.fence == owned.fence and job.released_by == incarnation:
+        return JobAnswer.ALREADY
+    if record.status is JobStatus.QUEUED or (record.fence, record.incarnation) != (owned.fence, incarnation):
+        return JobAnswer.FENCED
+    state.release(job, engine_id, incarnation, affinity)
+    return JobAnswer.OK
+
+
+def _purge(state: State, job: Job, retention: float) -> bool:
+    hold = 0.0 if job.read_at is None else job.read_at + READ_HOLD
+    if job.digest:
+        hold = max(hold, job.record.created_at + IDEMPOTENCY_HOLD)
+    if hold > state.now:
+        job.expires = hold - retention
+        return False
+    del state.jobs[job.record.job_id]
+    state.keys.pop(job.digest, None)
+    state.commit += 1
+    state.hints.publish(job.record.job_id)
+    return True

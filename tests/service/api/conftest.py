@@ -1,0 +1,74 @@
+import json
+import uuid
+
+import pytest
+
+from storage.memory_store import MemoryJobStore
+from storage.redis_store import RedisJobStore
+from tests.servers import running_redis, valkey_binary
+from tests.service.api.rig import running_api, served_model
+from tests.tiny_models import MAX_CONTEXT, VOCAB_SIZE, _save_tokenizer
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """What the api reads of a model: no weights."""
+    folder = tmp_path_factory.mktemp("model")
+    _save_tokenizer(folder)
+    config = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": MAX_CONTEXT, "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(model_folder):
+    return served_model(model_folder)
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory):
+    with running_redis(valkey_binary(), tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+def open_redis_store(server):
+    """A new, empty store in this server, and a client of it."""
+    store = RedisJobStore(server.url, timeout=2.0)
+    store.bind(store.create(uuid.uuid4().hex))
+    return store
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request):
+    """Both stores, each new and empty."""
+    if request.param == "memory":
+        made = MemoryJobStore()
+        made.bind(made.create("test"))
+    else:
+        server = request.getfixturevalue("valkey")
+        _flush(server)
+        made = open_redis_store(server)
+    yield made
+    made.close()
+
+
+def _flush(server):
+    import redis
+
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+
+
+@pytest.fixture
+def api(store, model):
+    with running_api(store, model) as running:
+        yield running
+
+
+@pytest.fixture
+def memory_api(model):
+    """For what does not depend on the kind of store."""
+    made = MemoryJobStore()
+    made.bind(made.create("test"))
+    with running_api(made, model) as running:
+        yield running

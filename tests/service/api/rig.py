@@ -1,0 +1,285 @@
+"""An api on loopback, a scripted engine that writes through the job store, and clients: everything but a model."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from service.api.context import ApiOptions, Context, ServedModel
+from service.api.server import ApiServer, bind
+from service.tokenization import Tokenization
+from storage import chain
+from storage.job_store import JobStore
+from storage.records import (
+    Commit,
+    EngineInfo,
+    Finish,
+    JobError,
+    JobStatus,
+    LogEntry,
+    OwnedJob,
+    StepAnswers,
+    StepWrites,
+)
+
+QUICK = {"sweep_interval": 0.1, "submit_timeout": 1.0, "poll_interval": 0.1, "drain_seconds": 0.0}
+MODEL, FINGERPRINT = "tiny", "f" * 32
+PROMPT = [5, 6, 7, 8]
+
+
+class Source:
+    """A store that may not be open yet, or may be refused."""
+
+    def __init__(self, store: JobStore | None) -> None:
+        self.store = store
+        self.error: Exception | None = None
+
+    def __call__(self) -> JobStore:
+        if self.error is not None:
+            raise self.error
+        assert self.store is not None
+        return self.store
+
+
+@dataclass
+class Api:
+    server: ApiServer
+    context: Context
+    source: Source
+    url: str
+    client: httpx.Client
+    thread: threading.Thread
+    loop: list[asyncio.AbstractEventLoop] = field(default_factory=list)
+
+    def drain(self) -> None:
+        self.loop[0].call_soon_threadsafe(self.server.begin_drain)
+
+    def submit(self, **body: object) -> str:
+        answer = self.client.post("/v1/jobs", json={"prompt": PROMPT, "max_tokens": 64, **body})
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    def job(self, job_id: str) -> dict:
+        return self.client.get(f"/v1/jobs/{job_id}").json()
+
+    def metric(self, name: str) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"midsentence_{name}"))
+
+
+def served_model(folder: Path) -> ServedModel:
+    return ServedModel((MODEL, "tiny-alias"), FINGERPRINT, Tokenization(folder))
+
+
+@contextmanager
+def running_api(store: JobStore | None, model: ServedModel, **options: object) -> Iterator[Api]:
+    source = Source(store)
+    settings = ApiOptions(**{**QUICK, **options})  # type: ignore[arg-type]
+    context = Context(model, source, settings, CollectorRegistry())
+    sock = bind("127.0.0.1", 0)
+    server = ApiServer(context)
+    loop: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loop.append(asyncio.get_running_loop())
+        await server.serve(sockets=[sock])
+
+    factory = server.config.get_loop_factory()
+    thread = threading.Thread(target=lambda: asyncio.Runner(loop_factory=factory).run(serve()), daemon=True)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    thread.start()
+    until(lambda: server.started)
+    with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
+        api = Api(server, context, source, url, client, thread, loop)
+        try:
+            until(lambda: context.view is not None)
+            yield api
+        finally:
+            if thread.is_alive():
+                api.drain()
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def until(condition, seconds: float = 10.0):
+    """Wait for ``condition()`` to be true, and answer with it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("waited in vain")
+
+
+class ScriptedEngine:
+    """Claims jobs and commits the tokens it is told to: token i of a job is 100 + i, its text "ti "."""
+
+    def __init__(self, store: JobStore, engine_id: str = "engine-1", *, device_pages: int = 64, max_context: int = 512) -> None:
+        self.store = store
+        self.info = EngineInfo(
+            engine_id=engine_id,
+            boot_id="boot",
+            host="here",
+            pid=1,
+            pool_id=f"pool-{engine_id}",
+            model_fingerprint=FINGERPRINT,
+            model_name=MODEL,
+            page_size=16,
+            device_pages=device_pages,
+            max_context=max_context,
+        )
+        self.held: dict[str, OwnedJob] = {}
+        self.lives = 0
+        self.register()
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.info.engine_id}-life-{self.lives}"
+
+    def register(self) -> None:
+        """Also a crash: the next life of the same engine takes its jobs up again."""
+        self.lives += 1
+        answer = self.store.register(self.info, self.incarnation, blame=False)
+        self.held = {job.job_id: job for job in answer.owned}
+
+    def beat(self) -> None:
+        self.store.renew(self.info.engine_id, self.incarnation)
+
+    def claim(self) -> list[str]:
+        found = self.store.claim(self.info.engine_id, self.incarnation, held=list(self.held), free_pages=10_000, limit=64)
+        self.held |= {job.job_id: job for job in found}
+        return [job.job_id for job in found]
+
+    def claim_one(self, job_id: str) -> None:
+        until(lambda: job_id in self.held or job_id in self.claim())
+
+    def write(self, *job_ids: str, tokens: int = 1, end: str = "", texts: list[str] | None = None, **counters: int) -> StepAnswers:
+        """``end``: "" or the finish reason of the last token."""
+        commits = [self._commit(job_id, tokens, end, texts, counters) for job_id in job_ids]
+        writes = StepWrites(commits=tuple(commits))
+        return self.store.write_step(self.info.engine_id, self.incarnation, self.info.pool_id, writes)
+
+    def _commit(self, job_id: str, tokens: int, end: str, texts: list[str] | None, counters: dict[str, int]) -> Commit:
+        record = self.store.get(job_id)
+        assert record is not None
+        first = record.log_length
+        entries = tuple(
+            LogEntry(100 + index, texts[index - first] if texts else text_of(index), logprobs_of(index))
+            for index in range(first, first + tokens)
+        )
+        finish = None
+        if end:
+            status = JobStatus.INCOMPLETE if end == "length" else JobStatus.COMPLETED
+            finish = Finish(status, end)
+        return Commit(
+            job_id=job_id,
+            fence=self.held[job_id].fence,
+            expected=first,
+            chain=chain.extend_all(record.chain, [entry.token for entry in entries]),
+            tokens=entries,
+            finish=finish,
+            **counters,
+        )
+
+    def fail(self, job_id: str, code: str, message: str) -> None:
+        record = self.store.get(job_id)
+        assert record is not None
+        commit = Commit(
+            job_id=job_id,
+            fence=self.held[job_id].fence,
+            expected=record.log_length,
+            chain=record.chain,
+            finish=Finish(JobStatus.FAILED, error=JobError(code, message)),
+        )
+        self.store.write_step(self.info.engine_id, self.incarnation, self.info.pool_id, StepWrites(commits=(commit,)))
+
+
+def text_of(index: int) -> str:
+    return f"t{index} "
+
+
+def logprobs_of(index: int) -> str:
+    return f'{{"token":{100 + index},"logprob":-0.5,"top":[[{100 + index},-0.5],[7,-1.5]]}}'
+
+
+@dataclass
+class Event:
+    id: str
+    name: str
+    data: dict
+
+
+class Stream:
+    """A client of one event stream: reads in a thread, keeps what it saw."""
+
+    def __init__(self, api: Api, job_id: str, last_event_id: str | None = None) -> None:
+        self.events: list[Event] = []
+        self.error: Exception | None = None
+        self.status = 0
+        self.ended = threading.Event()
+        self._headers = {"Last-Event-ID": last_event_id} if last_event_id is not None else {}
+        self._url = f"{api.url}/v1/jobs/{job_id}/events"
+        self._stop = False
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            with (
+                httpx.Client(timeout=30, trust_env=False) as client,
+                client.stream("GET", self._url, headers=self._headers) as response,
+            ):
+                self.status = response.status_code
+                for event in parse_events(response.iter_lines()):
+                    self.events.append(event)
+                    if self._stop:
+                        return
+        except Exception as error:
+            self.error = error
+        finally:
+            self.ended.set()
+
+    def close(self) -> None:
+        """Goes away at the next event."""
+        self._stop = True
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.data["token_ids"][0] for event in self.events if event.name == "token"]
+
+    @property
+    def names(self) -> list[str]:
+        return [event.name for event in self.events if event.name != "token"]
+
+    def wait(self, seconds: float = 10.0) -> "Stream":
+        assert self.ended.wait(seconds), f"stream still open after {len(self.events)} events"
+        assert self.error is None, self.error
+        return self
+
+
+def parse_events(lines) -> Iterator[Event]:
+    """By the rules of the standard, so that the tests do not trust the parser of a library."""
+    import json
+
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(":")
+            fields[name] = value.removeprefix(" ")
+        elif fields:
+            data = fields.get("data", "")
+            yield Event(fields.get("id", ""), fields.get("event", "message"), json.loads(data) if data != "[DONE]" else {})
+            fields = {}
+
+
+def collect(api: Api, job_id: str, last_event_id: str | None = None) -> list[Event]:
+    """All events of a finished job."""
+    return Stream(api, job_id, last_event_id).wait().events

@@ -1,0 +1,61 @@
+"""The real supervisor with stand-in children: ``python supervisor_rig.py DIR [engine-script]``. Says go to stdout.
+
+The stand-ins die with their parent like the real ones; the engine's writes how it was started to ``DIR/starts``.
+"""
+
+import sys
+from pathlib import Path
+
+from service.children import Child
+from service.processes import child_environment
+from service.settings import Settings
+from service.supervisor import Supervisor
+
+STEADY = """
+import signal, sys, time
+from pathlib import Path
+from service.processes import die_with_parent
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+die_with_parent(int(sys.argv[sys.argv.index("--death-pipe") + 1]))
+name, directory = sys.argv[1], Path(sys.argv[2])
+with open(directory / "starts", "a") as starts:
+    told = sys.argv[sys.argv.index("--last-exit") + 1] if "--last-exit" in sys.argv else ""
+    starts.write(f"{name} {told}\\n")
+while True:
+    time.sleep(1)
+"""
+
+#: Refuses as `midsentence engine` does: exit 78, with its message left for the supervisor.
+REFUSING = """
+import sys
+from pathlib import Path
+from service.children import refusal_file
+refusal_file(Path(sys.argv[2]) / "run", "engine").write_text("pool is of another model (use another --data-dir)")
+sys.exit(78)
+"""
+
+CRASHING = "import os; os.abort()"
+DEAF = STEADY.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
+
+
+def main() -> int:
+    directory = Path(sys.argv[1])
+    script = {"steady": STEADY, "refusing": REFUSING, "crashing": CRASHING, "deaf": DEAF}[sys.argv[2]]
+    settings = Settings(data_dir=directory, port=1, engine_port=0, drain_timeout_seconds=float(sys.argv[3]))
+
+    def children(told: Settings) -> list[Child]:
+        environment = child_environment(told.environment())
+
+        def command(name: str, code: str) -> list[str]:
+            return [sys.executable, "-c", code, name, str(directory)]
+
+        return [
+            Child("engine", command("engine", script), environment, settings.run_dir, tell_last_exit=True),
+            Child("api", command("api", STEADY), environment, settings.run_dir),
+        ]
+
+    return Supervisor(settings, children=children, say=lambda text: print(text, flush=True)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,302 @@
+"""The engine's loop against the in-memory store: crashes, lost replies, takeovers, cancels. Every job ends with the tokens it has alone."""
+
+import random
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from service.engine_loop import EngineLoop, Identity, Wakeups, new_incarnation
+from service.store_thread import StoreThread
+from storage import chain
+from storage.errors import StoreUnavailable
+from storage.job_spec import JobSpec
+from storage.memory_store import MemoryJobStore
+from storage.records import EngineInfo, JobStatus, LogRead, NewJob
+from tests.rigs import CHUNK, PAGE_SIZE, make_rig, request
+
+LENGTHS = [3, 40, 16, 17, 33]
+
+
+def requests():
+    return [request(f"job-{i}", n, seed=i if i % 2 else None, max_tokens=10 + 3 * i, order=i) for i, n in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_folder, tiny_model):
+    rig = make_rig(tiny_folder, tiny_model)
+    for job in requests():
+        rig.add(job)
+    return rig.run()
+
+
+class Quiet:
+    """Observes nothing but what tests ask for."""
+
+    def __init__(self):
+        self.drops = []
+        self.admissions = []
+
+    def stepped(self, result, seconds):
+        pass
+
+    def committed(self, answers, commits):
+        pass
+
+    def admitted(self, held, restored_pages, restart):
+        self.admissions.append((held.job_id, restored_pages, restart.replayed))
+
+    def dropped(self, job_id, reason):
+        self.drops.append((job_id, reason))
+
+
+class FlakyStore:
+    """Loses calls before they are sent, and replies after they were executed, as a seeded network would."""
+
+    def __init__(self, store, seed, rate=0.25):
+        self._store, self._random, self._rate = store, random.Random(seed), rate
+        self.lost = 0
+
+    def __getattr__(self, name):
+        call = getattr(self._store, name)
+
+        def flaky(*args, **kwargs):
+            if self._random.random() < self._rate:
+                self.lost += 1
+                raise StoreUnavailable("lost before it was sent")
+            result = call(*args, **kwargs)
+            if self._random.random() < self._rate:
+                self.lost += 1
+                raise StoreUnavailable("reply lost")
+            return result
+
+        return flaky
+
+
+class Life:
+    """One incarnation of an engine on a store."""
+
+    def __init__(self, rig, store, *, engine_id="e1", blame=False):
+        info = EngineInfo(engine_id, "boot", "host", 1, f"pool-{engine_id}", "model", "tiny", PAGE_SIZE, 64, 512, CHUNK, "arithmetic")
+        self.rig, self.store, self.observer, self.wakeups = rig, store, Quiet(), Wakeups()
+        self.errors = []
+        self.thread_store = StoreThread(
+            store,
+            lambda s: self.loop.heartbeat(s, 60),
+            interval=0.02,
+            on_wake=self.wakeups.wake,
+            on_death=self.errors.append,
+        )
+        identity = Identity(info, new_incarnation(), "arithmetic")
+        self.loop = EngineLoop(
+            rig.engine,
+            rig.checkpointer,
+            self.thread_store,
+            identity,
+            self.observer,
+            self.wakeups,
+            register=lambda incarnation: self.thread_store.submit(lambda s: s.register(info, incarnation, blame=False).owned),
+            on_mark=lambda commit: None,
+        )
+        self.thread_store.start()
+        registered: Future = self.thread_store.submit(lambda s: s.register(info, identity.incarnation, blame=blame))
+        self.registered = registered.result(10)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self):
+        try:
+            self.loop.run(self.registered.owned)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def crash(self):
+        """End the loop between two steps; what it sent is sent, nothing is released."""
+        self.loop.drain()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        self.thread_store.close(0.0)
+        time.sleep(0.05)
+        assert self.errors == []
+
+    def drain(self):
+        self.loop.drain()
+        self.thread.join(20)
+        assert self.loop.settle(10)
+        jobs, who = self.loop.held_jobs(), self.loop.identity
+        self.thread_store.submit(lambda s: s.release(who.info.engine_id, who.incarnation, jobs, affinity=True)).result(10)
+        assert self.thread_store.close(10)
+
+
+def submit(store, jobs):
+    for job in jobs:
+        params = job.sampling
+        spec = JobSpec("tiny", job.max_tokens, params.seed, temperature=params.temperature, top_p=params.top_p, ignore_eos=True)
+        new = NewJob(job.sequence_id, spec.to_json(), job.prompt_ids, "model", job.max_tokens, request_hash=job.sequence_id)
+        store.submit(new, queue_limit=100)
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def ended(store):
+    return all(store.get(job.sequence_id).status.terminal for job in requests())
+
+
+def logs(store):
+    result = {}
+    for job in requests():
+        (piece,) = store.read([LogRead(job.sequence_id)])
+        tokens = [entry.token for entry in piece.entries]
+        start = chain.start(piece.record.spec, piece.record.prompt_token_ids, job.sequence_id)
+        assert chain.extend_all(start, tokens) == piece.record.chain
+        result[job.sequence_id] = tokens
+    return result
+
+
+def new_store():
+    store = MemoryJobStore()
+    store.bind(store.create("store"))
+    return store
+
+
+def life(folder, model, store, before=None, **options):
+    pages = {} if before is None else {"backing": before.rig.backing, "table": store.pool_table("pool-e1"), "first_page": 3}
+    return Life(make_rig(folder, model, host_pages=128, **pages), store, **options)
+
+
+def test_jobs_finish_with_the_tokens_they_have_alone(tiny_folder, tiny_model, alone):
+    store = new_store()
+    submit(store, requests())
+    one = life(tiny_folder, tiny_model, store)
+    wait_until(lambda: ended(store))
+    one.crash()
+    assert logs(store) == alone
+    assert {store.get(job.sequence_id).status for job in requests()} == {JobStatus.COMPLETED}
+    assert one.rig.cache.gpu_manager.used_count == one.rig.checkpointer.in_flight
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lost_calls_and_lost_replies_change_nothing(tiny_folder, tiny_model, alone, seed):
+    store = new_store()
+    submit(store, requests())
+    flaky = FlakyStore(store, seed, rate=0.05)
+    one = life(tiny_folder, tiny_model, flaky)
+    wait_until(lambda: ended(store))
+    one.crash()
+    assert flaky.lost > 0
+    assert logs(store) == alone
+    assert one.observer.drops == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_chain_of_crashes(tiny_folder, tiny_model, alone, seed):
+    store, rng, before, lives = new_store(), random.Random(seed), None, 0
+    submit(store, requests())
+    restored = 0
+    while not ended(store):
+        now = life(tiny_folder, tiny_model, store, before, blame=True)
+        lives += 1
+        target = sum(store.get(job.sequence_id).log_length for job in requests()) + rng.randrange(1, 30)
+        wait_until(lambda: ended(store) or sum(store.get(j.sequence_id).log_length for j in requests()) >= target)  # noqa: B023
+        now.crash()
+        restored += now.rig.checkpointer.stats.pages_restored
+        before = now
+    assert lives > 2
+    assert restored > 0
+    assert logs(store) == alone
+    assert max(store.get(job.sequence_id).recoveries for job in requests()) >= 1
+    assert max(store.get(job.sequence_id).strikes for job in requests()) == 0
+
+
+def test_a_cancelled_job_is_dropped_and_the_others_go_on(tiny_folder, tiny_model, alone):
+    store = new_store()
+    submit(store, requests())
+    one = life(tiny_folder, tiny_model, store)
+    wait_until(lambda: store.get("job-4").log_length > 2)
+    store.cancel("job-4")
+    wait_until(lambda: ended(store))
+    one.crash()
+    result = logs(store)
+    assert store.get("job-4").status is JobStatus.CANCELLED
+    assert result["job-4"] == alone["job-4"][: len(result["job-4"])]
+    assert {k: v for k, v in result.items() if k != "job-4"} == {k: v for k, v in alone.items() if k != "job-4"}
+    assert one.rig.cache.page_tables == {}
+
+
+def test_an_engine_declared_dead_starts_over_and_nothing_runs_twice(tiny_folder, tiny_model, alone):
+    store = new_store()
+    submit(store, requests())
+    one = life(tiny_folder, tiny_model, store)
+    wait_until(lambda: store.get("job-4").log_length > 2)
+    record = next(e for e in store.engines() if e.info.engine_id == "e1")
+    while True:  # its beat moves while we look: judge until the pair is the current one
+        record = next(e for e in store.engines() if e.info.engine_id == "e1")
+        store.take_over("e1", record.incarnation, record.beat)
+        if next(e for e in store.engines() if e.info.engine_id == "e1").dead:
+            break
+    wait_until(lambda: ended(store))
+    one.crash()
+    assert logs(store) == alone
+    assert one.loop.identity.incarnation != record.incarnation
+
+
+def test_two_engines_share_the_queue(tiny_folder, tiny_model, alone):
+    store = new_store()
+    one = life(tiny_folder, tiny_model, store)
+    two = life(tiny_folder, tiny_model, store, engine_id="e2")
+    submit(store, requests())
+    one.wakeups.hint()
+    two.wakeups.hint()
+    wait_until(lambda: ended(store))
+    one.crash()
+    two.crash()
+    assert logs(store) == alone
+
+
+def test_drain_gives_everything_back_and_the_next_life_goes_on_from_pages(tiny_folder, tiny_model, alone):
+    store = new_store()
+    submit(store, requests())
+    one = life(tiny_folder, tiny_model, store)
+    wait_until(lambda: store.get("job-4").log_length > 6)
+    one.drain()
+    assert {store.get(job.sequence_id).status for job in requests()} <= {JobStatus.QUEUED, JobStatus.COMPLETED}
+    two = life(tiny_folder, tiny_model, store, one)
+    wait_until(lambda: ended(store))
+    two.crash()
+    assert logs(store) == alone
+    replayed = [count for _, _, count in two.observer.admissions]
+    assert replayed
+    assert two.rig.checkpointer.stats.pages_restored > 0
+
+
+def test_a_damaged_log_ends_its_job_and_no_other(tiny_folder, tiny_model, alone, monkeypatch):
+    store = new_store()
+    submit(store, requests())
+    one = life(tiny_folder, tiny_model, store)
+    wait_until(lambda: store.get("job-4").log_length > 4)
+    one.crash()
+    honest = store.read
+
+    def damaged(reads):
+        return [
+            replace(piece, entries=(replace(piece.entries[0], token=piece.entries[0].token + 1), *piece.entries[1:]))
+            if piece is not None and piece.record.job_id == "job-4" and piece.entries
+            else piece
+            for piece in honest(reads)
+        ]
+
+    monkeypatch.setattr(store, "read", damaged)
+    two = life(tiny_folder, tiny_model, store, one)
+    wait_until(lambda: ended(store))
+    two.crash()
+    monkeypatch.undo()
+    assert store.get("job-4").status is JobStatus.FAILED
+    assert store.get("job-4").error.code == "log_damaged"
+    assert {k: v for k, v in logs(store).items() if k != "job-4"} == {k: v for k, v in alone.items() if k != "job-4"}
