@@ -1,7 +1,6 @@
 """The native endpoints: ``/v1/jobs``."""
 
 import re
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -15,6 +14,7 @@ from service.api.problems import InvalidRequest, JobNotFound
 from service.api.schemas import JobRequest, parse_json, validate
 from service.api.streams import EventStream
 from service.api.tailer import Tailer
+from storage.job_spec import JobSpec
 from storage.records import JobRecord, JobStatus, LogEntry, NewJob, SubmitOutcome
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
@@ -95,13 +95,16 @@ async def _create(context: Context, request: Request) -> Response:
         traceparent=origin.traceparent,
     )
     answer = await submission.submit(context, job)
-    shown: dict[str, Any] = {"id": answer.job_id, "object": "job", "status": "queued", "model": spec.model}
+    status, seed = JobStatus.QUEUED, spec.seed
     headers = {"Location": f"/v1/jobs/{answer.job_id}"}
     if answer.outcome is SubmitOutcome.EXISTS:
         record = await context.store.run(lambda store: store.get(answer.job_id))
-        shown["status"] = record.status.value if record is not None else "queued"
+        if record is not None:
+            status, seed = record.status, JobSpec.from_json(record.spec).seed
     if submission.is_replay(job, answer):
         headers["Idempotent-Replayed"] = "true"
+    # The seed, so that a job whose seed was drawn here can be run again.
+    shown = {"id": answer.job_id, "object": "job", "status": status.value, "model": spec.model, "seed": seed}
     return JSONResponse(shown, 202, headers)
 
 

@@ -54,7 +54,7 @@ class Sampling(_Request):
 
     model: str | None = Field(None, description="The served model; may be left out.")
     temperature: float = Field(1.0, ge=0, le=2, description="0 takes the most likely token.")
-    top_k: int = Field(0, ge=-1, description="0 or -1: all tokens.")
+    top_k: int = Field(0, ge=-1, lt=1 << 31, description="0 or -1: all tokens.")
     top_p: float = Field(1.0, gt=0, le=1)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=10)

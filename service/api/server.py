@@ -20,6 +20,7 @@ from service.errors import ServiceError
 from service.logs import get_logger
 from service.processes import Exit
 from service.settings import Settings
+from service.store_access import StoreOpener
 from service.tokenization import Tokenization
 
 #: How long answers may take to go out after the port was closed. 20 s in all is the promise.
@@ -33,12 +34,8 @@ class PortInUse(ServiceError):
 
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Raises ServiceError where starting again would not help."""
-    from service.store_access import StoreOpener
-
-    sock = bind(settings.host, settings.port)
-    with sock, contextlib.closing(StoreOpener(settings, "api")) as source:
-        context = Context(served_model(settings), source, options_of(settings), registry())
-        serve(context, sock)
+    with bind(settings.host, settings.port) as sock, contextlib.closing(StoreOpener(settings, "api")) as source:
+        serve(Context(served_model(settings), source, options_of(settings), registry()), sock)
     return Exit.OK
 
 
@@ -67,7 +64,10 @@ def registry() -> CollectorRegistry:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Listen before anything else is done, so that a taken port is refused with words. Port 0: any. Raises PortInUse."""
+    """Take the port before anything else is done, so that a taken one is refused with words. Port 0: any. Raises PortInUse.
+
+    Nobody listens yet: until the model is known, a client is refused at once instead of being left to wait.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
@@ -77,7 +77,6 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(2048)
     except OSError as error:
         sock.close()
         raise PortInUse(

@@ -26,7 +26,7 @@ def test_a_job_from_submit_to_end(api, store):
     answer = post(api, asked, **{"X-Request-Id": "my-id.1"})
     assert answer.status_code == 202
     job_id = answer.json()["id"]
-    assert answer.json() == {"id": job_id, "object": "job", "status": "queued", "model": MODEL}
+    assert answer.json() == {"id": job_id, "object": "job", "status": "queued", "model": MODEL, "seed": 7}
     assert answer.headers["Location"] == f"/v1/jobs/{job_id}"
     spec = JobSpec.from_json(store.get(job_id).spec)
     assert spec == JobSpec(
