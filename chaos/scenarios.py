@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from signal import SIGTERM
 
 from chaos.cluster import ClusterOptions
 from chaos.faults import (
@@ -105,7 +106,7 @@ def failpoint_kills(stage: Stage, hits: int) -> None:
     stage.rng.shuffle(points)
     with stage.traffic():
         stage.wait_progress(20)
-        stage.inflict(_LastLife())
+        stage.inflict(KillForGood(cluster.main))
         for point, hit in points:
             drain = point in DRAIN_POINTS
             # A drain calls each of its points once, so a later hit than the first is never reached there.
@@ -118,8 +119,6 @@ def engine_terms(stage: Stage, terms: int) -> None:
     with stage.traffic():
         for _ in range(terms):
             _random_moment(stage)
-            from signal import SIGTERM
-
             stage.inflict(Kill("engine", SIGTERM))
 
 
@@ -227,15 +226,6 @@ def redis_pauses(stage: Stage, pauses: int) -> None:
         stage.violate("I5", f"an engine that lived was declared dead {lost:g} times")
     if stage.cluster.pid("engine") != engine:
         stage.violate("I5", "the engine was started again because Redis stood still")
-
-
-class _LastLife:
-    """The life before the first failpoint: plain SIGKILL, the engine stays down until the next fault starts it."""
-
-    name = "SIGKILL engine"
-
-    def apply(self, cluster: "object") -> object:
-        raise NotImplementedError
 
 
 def _serve(stage: Stage) -> None:

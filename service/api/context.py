@@ -36,7 +36,8 @@ class ApiOptions:
     submit_timeout: float = 10.0  #: how long a submission is sent again when its reply was lost
     keep_alive: float = 15.0  #: between comments on a silent stream
     poll_interval: float = 1.0  #: of streams: hints may be lost (PROTOCOL.md 11)
-    drain_seconds: float = 0.5  #: after SIGTERM, how long new connections still get their 503
+    drain_seconds: float = 0.5  #: after SIGTERM, how long new connections still get their 503 ...
+    close_seconds: int = 5  #: ... and then how long answers may take to go out; 20 s in all is the promise
     sweep_interval: float = 1.0
     max_purges: int = 100  #: for each sweep
 

@@ -23,8 +23,6 @@ from service.settings import Settings
 from service.store_access import StoreOpener
 from service.tokenization import Tokenization
 
-#: How long answers may take to go out after the port was closed. 20 s in all is the promise.
-_CLOSE_SECONDS = 5
 _log = get_logger("api.server")
 
 
@@ -100,7 +98,7 @@ class ApiServer(uvicorn.Server):
             log_config=None,
             server_header=False,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=_CLOSE_SECONDS,
+            timeout_graceful_shutdown=context.options.close_seconds,
         )
         super().__init__(config)
         self._context = context

@@ -92,7 +92,7 @@ def fit(context: Context, num_prompt: int, max_tokens: int | None, field: str) -
         limit = min(limit, max(engine.info.max_context for engine in engines))
     if num_prompt >= limit:
         raise InvalidRequest(
-            f"{field}: the prompt has {num_prompt} tokens, and the context holds {limit}, answer included",
+            f"{field}: the prompt has {num_prompt} tokens; the context holds {limit}, answer included",
             param=field,
             code="context_length_exceeded",
         )

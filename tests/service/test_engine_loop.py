@@ -1,21 +1,15 @@
 """The engine's loop against the in-memory store: crashes, lost replies, takeovers, cancels. Every job ends with the tokens it has alone."""
 
 import random
-import threading
-import time
-from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 
-from service.engine_loop import EngineLoop, Identity, Wakeups, new_incarnation
-from service.store_thread import StoreThread
 from storage import chain
 from storage.errors import StoreUnavailable
-from storage.job_spec import JobSpec
-from storage.memory_store import MemoryJobStore
-from storage.records import EngineInfo, JobStatus, LogRead, NewJob
-from tests.rigs import CHUNK, PAGE_SIZE, make_rig, request
+from storage.records import JobStatus, LogRead
+from tests.lives import life, new_store, submit, wait_until
+from tests.rigs import make_rig, request
 
 LENGTHS = [3, 40, 16, 17, 33]
 
@@ -30,26 +24,6 @@ def alone(tiny_folder, tiny_model):
     for job in requests():
         rig.add(job)
     return rig.run()
-
-
-class Quiet:
-    """Observes nothing but what tests ask for."""
-
-    def __init__(self):
-        self.drops = []
-        self.admissions = []
-
-    def stepped(self, result, seconds):
-        pass
-
-    def committed(self, answers, commits):
-        pass
-
-    def admitted(self, held, restored_pages, restart):
-        self.admissions.append((held.job_id, restored_pages, restart.replayed))
-
-    def dropped(self, job_id, reason):
-        self.drops.append((job_id, reason))
 
 
 class FlakyStore:
@@ -75,76 +49,6 @@ class FlakyStore:
         return flaky
 
 
-class Life:
-    """One incarnation of an engine on a store."""
-
-    def __init__(self, rig, store, *, engine_id="e1", blame=False):
-        info = EngineInfo(engine_id, "boot", "host", 1, f"pool-{engine_id}", "model", "tiny", PAGE_SIZE, 64, 512, CHUNK, "arithmetic")
-        self.rig, self.store, self.observer, self.wakeups = rig, store, Quiet(), Wakeups()
-        self.errors = []
-        self.thread_store = StoreThread(
-            store,
-            lambda s: self.loop.heartbeat(s, 60),
-            interval=0.02,
-            on_wake=self.wakeups.wake,
-            on_death=self.errors.append,
-        )
-        identity = Identity(info, new_incarnation(), "arithmetic")
-        self.loop = EngineLoop(
-            rig.engine,
-            rig.checkpointer,
-            self.thread_store,
-            identity,
-            self.observer,
-            self.wakeups,
-            register=lambda incarnation: self.thread_store.submit(lambda s: s.register(info, incarnation, blame=False).owned),
-            on_mark=lambda commit: None,
-        )
-        self.thread_store.start()
-        registered: Future = self.thread_store.submit(lambda s: s.register(info, identity.incarnation, blame=blame))
-        self.registered = registered.result(10)
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self):
-        try:
-            self.loop.run(self.registered.owned)
-        except BaseException as error:
-            self.errors.append(error)
-
-    def crash(self):
-        """End the loop between two steps; what it sent is sent, nothing is released."""
-        self.loop.drain()
-        self.thread.join(20)
-        assert not self.thread.is_alive()
-        self.thread_store.close(0.0)
-        time.sleep(0.05)
-        assert self.errors == []
-
-    def drain(self):
-        self.loop.drain()
-        self.thread.join(20)
-        assert self.loop.settle(10)
-        jobs, who = self.loop.held_jobs(), self.loop.identity
-        self.thread_store.submit(lambda s: s.release(who.info.engine_id, who.incarnation, jobs, affinity=True)).result(10)
-        assert self.thread_store.close(10)
-
-
-def submit(store, jobs):
-    for job in jobs:
-        params = job.sampling
-        spec = JobSpec("tiny", job.max_tokens, params.seed, temperature=params.temperature, top_p=params.top_p, ignore_eos=True)
-        new = NewJob(job.sequence_id, spec.to_json(), job.prompt_ids, "model", job.max_tokens, request_hash=job.sequence_id)
-        store.submit(new, queue_limit=100)
-
-
-def wait_until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
-
-
 def ended(store):
     return all(store.get(job.sequence_id).status.terminal for job in requests())
 
@@ -158,17 +62,6 @@ def logs(store):
         assert chain.extend_all(start, tokens) == piece.record.chain
         result[job.sequence_id] = tokens
     return result
-
-
-def new_store():
-    store = MemoryJobStore()
-    store.bind(store.create("store"))
-    return store
-
-
-def life(folder, model, store, before=None, **options):
-    pages = {} if before is None else {"backing": before.rig.backing, "table": store.pool_table("pool-e1"), "first_page": 3}
-    return Life(make_rig(folder, model, host_pages=128, **pages), store, **options)
 
 
 def test_jobs_finish_with_the_tokens_they_have_alone(tiny_folder, tiny_model, alone):

@@ -28,7 +28,7 @@ from storage.records import (
     StepWrites,
 )
 
-QUICK = {"sweep_interval": 0.1, "submit_timeout": 1.0, "poll_interval": 0.1, "drain_seconds": 0.0}
+QUICK = {"sweep_interval": 0.1, "submit_timeout": 1.0, "poll_interval": 0.1, "drain_seconds": 0.0, "close_seconds": 1}
 MODEL, FINGERPRINT = "tiny", "f" * 32
 PROMPT = [5, 6, 7, 8]
 
@@ -36,14 +36,13 @@ PROMPT = [5, 6, 7, 8]
 class Source:
     """A store that may not be open yet, or may be refused."""
 
-    def __init__(self, store: JobStore | None) -> None:
+    def __init__(self, store: JobStore, error: Exception | None) -> None:
         self.store = store
-        self.error: Exception | None = None
+        self.error = error
 
     def __call__(self) -> JobStore:
         if self.error is not None:
             raise self.error
-        assert self.store is not None
         return self.store
 
 
@@ -78,8 +77,8 @@ def served_model(folder: Path) -> ServedModel:
 
 
 @contextmanager
-def running_api(store: JobStore | None, model: ServedModel, **options: object) -> Iterator[Api]:
-    source = Source(store)
+def running_api(store: JobStore, model: ServedModel, error: Exception | None = None, **options: object) -> Iterator[Api]:
+    source = Source(store, error)
     settings = ApiOptions(**{**QUICK, **options})  # type: ignore[arg-type]
     context = Context(model, source, settings, CollectorRegistry())
     sock = bind("127.0.0.1", 0)
@@ -160,7 +159,9 @@ class ScriptedEngine:
     def claim_one(self, job_id: str) -> None:
         until(lambda: job_id in self.held or job_id in self.claim())
 
-    def write(self, *job_ids: str, tokens: int = 1, end: str = "", texts: list[str] | None = None, **counters: int) -> StepAnswers:
+    def write(
+        self, *job_ids: str, tokens: int = 1, end: str = "", texts: list[str] | None = None, **counters: int
+    ) -> StepAnswers:
         """``end``: "" or the finish reason of the last token."""
         commits = [self._commit(job_id, tokens, end, texts, counters) for job_id in job_ids]
         writes = StepWrites(commits=tuple(commits))

@@ -166,7 +166,8 @@ def test_a_slow_reader_reads_on_from_the_log(api, engine):
     slow: list[bytes] = []
 
     def read_slowly():
-        with httpx.Client(timeout=30, trust_env=False) as client, client.stream("GET", f"{api.url}/v1/jobs/{job_id}/events") as got:
+        url = f"{api.url}/v1/jobs/{job_id}/events"
+        with httpx.Client(timeout=30, trust_env=False) as client, client.stream("GET", url) as got:
             chunks = got.iter_raw(chunk_size=64)
             slow.append(next(chunks))
             release.wait(20)

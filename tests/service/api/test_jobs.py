@@ -95,7 +95,7 @@ BAD = [
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "assistant"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages[0].content[0].type", "text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type", "text"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls", "not known"),
     ({"prompt": "a", "max_token": 5}, "max_token", "not known"),
     ({"prompt": "a", "n": 2}, "n", "not known"),
