@@ -1,7 +1,7 @@
 """What the service costs: tok/s through the API and SSE, commits and checkpoints included, against the engine alone.
 
-Both sides do the same work in one run: the same prompts, interleaved round by round, each side idle while the other works, in an order
-that alternates. The tokens of both sides must be equal. ``python -m benchmarks.api_overhead --json out.json``
+Both sides do the same work in one run: the same prompts, interleaved round by round, each side idle while the other works, in
+alternating order. The tokens of both sides must be equal. ``python -m benchmarks.api_overhead --json out.json``
 """
 
 import argparse

@@ -24,7 +24,7 @@ class PageBackup(Protocol):
         """Fill the leading device ``pages`` of a Sequence with what is known and verified; how many were filled."""
 
     def sealed(self, sequence: Sequence, index: int, page: int) -> None:
-        """Page ``index`` of the Sequence, on the device at ``page``, is full and will not change. Called before it can be freed."""
+        """Page ``index`` of the Sequence, at ``page`` on the device, is full and will not change. Called before it can be freed."""
 
 
 class NoBackup:
@@ -66,7 +66,7 @@ class StepResult:
 
 
 class Engine:
-    """Runs Sequences over one DevicePool. Single-threaded: ``add``, ``abort`` and ``step`` are called by one thread, between steps."""
+    """Runs Sequences over one DevicePool. One thread calls ``add``, ``abort`` and ``step``."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Engine:
         total = len(request.prompt_ids) + request.max_tokens
         if total > self._max_context:
             raise RequestTooLarge(
-                f"prompt ({len(request.prompt_ids)}) + max_tokens ({request.max_tokens}) exceed the context of {self._max_context}",
+                f"prompt ({len(request.prompt_ids)}) + max_tokens ({request.max_tokens}) exceed the context ({self._max_context})",
                 "shorten the prompt or lower max_tokens",
             )
         # The last token is never fed back, so it needs no slot.

@@ -58,9 +58,7 @@ class PagedInferenceEngine:
         """Continue ``prompt`` by at most ``max_new_tokens`` tokens; the new text alone. Greedy unless ``sampling`` says otherwise."""
         return self.generate_all([prompt], max_new_tokens, sampling=sampling)[0]
 
-    def generate_all(
-        self, prompts: list[str], max_new_tokens: int = 32, *, sampling: SamplingParams = GREEDY
-    ) -> list[str]:
+    def generate_all(self, prompts: list[str], max_new_tokens: int = 32, *, sampling: SamplingParams = GREEDY) -> list[str]:
         """Continue several prompts in one batch; each gets what it would get alone, bit for bit."""
         texts: dict[str, str] = {}
         for index, prompt in enumerate(prompts):

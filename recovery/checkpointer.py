@@ -109,7 +109,7 @@ class Checkpointer:
     # --- the engine's side (PageBackup) -------------------------------------------------------------------------------
 
     def enter(self, sequence_id: str, root: str, *, publishes: bool = True) -> None:
-        """Say by which root a Sequence's pages are known. ``publishes=False``: it goes on under another arithmetic than it began."""
+        """Say by which root a Sequence's pages are known. ``publishes=False``: it began under another arithmetic than ours."""
         self._sequences[sequence_id] = _Pages(root, publishes=publishes)
 
     def leave(self, sequence_id: str) -> None:
@@ -118,7 +118,7 @@ class Checkpointer:
             self.index.release(sequence_id)
 
     def restore(self, sequence: EngineSequence, pages: Sequence[int]) -> int:
-        """Read the leading pages back, each verified in a scratch page before it touches a live one. Stops at the first that fails."""
+        """Read the leading pages back, each verified in a scratch page before it touches a live one, up to the first that fails."""
         known = self._identities(sequence, len(pages) * self._config.page_size)
         for restored, (identity, device_page) in enumerate(zip(known, pages, strict=False)):
             host_page = self.index.find(identity)

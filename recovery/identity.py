@@ -26,9 +26,7 @@ def page_identities(
     identities = list(known)
     for index in range(len(identities), len(tokens) // page_size):
         rows = range(index * page_size, (index + 1) * page_size)
-        content = np.array(
-            [(tokens[row], _call_rows(row, num_prompt, prefill_chunk)) for row in rows], dtype="<u4"
-        ).tobytes()
+        content = np.array([(tokens[row], _call_rows(row, num_prompt, prefill_chunk)) for row in rows], dtype="<u4").tobytes()
         previous = bytes.fromhex(identities[-1] if identities else root)
         identities.append(hashlib.blake2b(previous + content, digest_size=16).hexdigest())
     return identities

@@ -74,9 +74,7 @@ def open_pool(path: Path) -> PoolReader | None:
         return None
 
 
-def observe(
-    store: JobStore, engine: EngineRecord, pool: PoolReader | None, *, is_alive: Callable[[str], bool]
-) -> Observation:
+def observe(store: JobStore, engine: EngineRecord, pool: PoolReader | None, *, is_alive: Callable[[str], bool]) -> Observation:
     """Everything that an engine with this record and this pool would find at its next start."""
     jobs = [
         ObservedJob(record, whole_log(store, record), owner_alive=bool(record.engine_id) and is_alive(record.engine_id))
@@ -97,5 +95,3 @@ def observe(
 
 def _no_pool(_page: int, _entry: PageEntry) -> bool:
     return False
-
-

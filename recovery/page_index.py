@@ -106,7 +106,7 @@ class PageIndex:
         self._manager.free(self._manager.held_by(sequence_id), owner=sequence_id)
 
     def evict(self, wanted: int) -> list[HostPage]:
-        """Up to ``wanted`` of the least recently used published pages that back no Sequence; their entries must be dropped next."""
+        """Up to ``wanted`` of the least recently used published pages that back no Sequence. Drop their entries next."""
         victims: list[HostPage] = []
         for page in self._by_identity.values():
             if len(victims) == wanted:

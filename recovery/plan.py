@@ -1,4 +1,4 @@
-"""Recovery, decided before it is done: ``observe -> plan -> execute``. This module is pure; ``--dry-run`` prints exactly its answer."""
+"""Recovery, decided before it is done: ``observe -> plan -> execute``. Pure; ``--dry-run`` prints exactly its answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +82,8 @@ def _plan_job(job: ObservedJob, seen: Observation, usable: Callable[[str], bool]
         return JobPlan(record.job_id, Action.WAIT, committed, reason=f"waiting for model {record.model_fingerprint}", fence=fence)
     if record.status is JobStatus.IN_PROGRESS and record.engine_id != seen.engine_id:
         state = "living" if job.owner_alive else "silent"
-        return JobPlan(record.job_id, Action.ELSEWHERE, committed, reason=f"with the {state} engine {record.engine_id}", fence=fence)
+        reason = f"with the {state} engine {record.engine_id}"
+        return JobPlan(record.job_id, Action.ELSEWHERE, committed, reason=reason, fence=fence)
     tokens = [entry.token for entry in job.entries]
     try:
         verify_log(record, tokens)
@@ -98,9 +99,7 @@ def _plan_job(job: ObservedJob, seen: Observation, usable: Callable[[str], bool]
     return JobPlan(record.job_id, action, committed, restored, begin.replayed, fence=fence)
 
 
-def _leading_pages(
-    record: JobRecord, generated: Sequence[int], seen: Observation, usable: Callable[[str], bool]
-) -> int:
+def _leading_pages(record: JobRecord, generated: Sequence[int], seen: Observation, usable: Callable[[str], bool]) -> int:
     arithmetic = record.arithmetic_fingerprint or seen.arithmetic_fingerprint
     root = root_identity(record.model_fingerprint, arithmetic, record.tenant)
     identities = page_identities(

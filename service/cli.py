@@ -93,7 +93,7 @@ def _run_api(settings: Settings, lock_wait: float) -> int:
 
 
 def _run_engine(settings: Settings, last_exit: LastExit, lock_wait: float) -> int:
-    from service.engine_worker import main as run
+    from service.worker.process import main as run
 
     return run(settings, last_exit=last_exit.value, lock_wait=lock_wait)
 

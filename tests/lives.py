@@ -4,8 +4,9 @@ import threading
 import time
 from concurrent.futures import Future
 
-from service.engine_loop import EngineLoop, Identity, Wakeups, new_incarnation
-from service.store_thread import StoreThread
+from service.worker.loop import EngineLoop
+from service.worker.state import Identity, Wakeups, new_incarnation
+from service.worker.store_thread import StoreThread
 from storage.job_spec import JobSpec
 from storage.memory_store import MemoryJobStore
 from storage.records import EngineInfo, NewJob
@@ -36,7 +37,9 @@ class Life:
     """One incarnation of an engine on a store."""
 
     def __init__(self, rig, store, *, engine_id="e1", blame=False):
-        info = EngineInfo(engine_id, "boot", "host", 1, f"pool-{engine_id}", "model", "tiny", PAGE_SIZE, 64, 512, CHUNK, "arithmetic")
+        info = EngineInfo(
+            engine_id, "boot", "host", 1, f"pool-{engine_id}", "model", "tiny", PAGE_SIZE, 64, 512, CHUNK, "arithmetic"
+        )
         self.rig, self.store, self.observer, self.wakeups = rig, store, Quiet(), Wakeups()
         self.errors = []
         self.thread_store = StoreThread(

@@ -97,5 +97,7 @@ def test_a_shared_page_needs_a_name_to_be_freed():
 def test_bookkeeping_is_free_of_torch():
     import subprocess
 
-    code = "import sys; from engine import PageManager; import engine.model_source, engine.sampler; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from engine import PageManager; import engine.model_source, engine.sampler; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

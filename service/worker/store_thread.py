@@ -1,7 +1,7 @@
 """The one thread of an engine that talks to the store, in order.
 
-Claims, renewals and commits of an engine use one connection, so their answers are ordered (PROTOCOL.md 2). A call whose outcome is
-unknown is sent again, the same call, until it is answered: without Redis the engine pauses here and loses nothing.
+Claims, renewals and commits of an engine use one connection, so their answers are ordered. A call whose outcome is unknown is sent
+again, the same call, until it is answered: without Redis the engine pauses here and loses nothing.
 """
 
 import queue

@@ -1,109 +1,38 @@
 """The engine's life with the store: claim, step, commit, again. One thread; everything else reports to it.
 
-Run-ahead is one step: while the answers of step k are on their way, step k+1 computes; step k+2 does not start before they are in.
+Run-ahead is one step: while the answers of step k are on their way, step k+1 computes; step k+2 waits for them.
 """
 
-import secrets
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import structlog
 
-from engine.core import Engine, StepResult
+from engine.core import Engine
 from engine.errors import InvalidRequest, RequestTooLarge
-from engine.sequence import FinishReason, Restart
+from engine.sequence import FinishReason
 from recovery.checkpointer import Checkpointer
 from recovery.identity import root_identity
 from recovery.sequences import Held, LogDamaged, commit_of, finish_of, hold
-from service.store_thread import StoreThread
+from service.worker.state import Identity, LoopState, Observer, Taken, Wakeups, new_incarnation, take_in
+from service.worker.store_thread import StoreThread
 from storage.errors import EngineDead, WrongStore
 from storage.failpoints import hit
 from storage.job_store import JobStore
-from storage.records import (
-    Commit,
-    EngineInfo,
-    JobAnswer,
-    JobRecord,
-    LogEntry,
-    LogRead,
-    OwnedJob,
-    Renewed,
-    StepAnswers,
-    StepWrites,
-)
+from storage.records import Commit, JobAnswer, OwnedJob, Renewed, StepAnswers, StepWrites
 
 log = structlog.get_logger("midsentence.engine")
 
 _IDLE_WAIT = 0.25  #: seconds; every event that matters wakes the loop earlier
 _REFUSED_PATIENCE = 60.0  #: seconds that an engine waits with its memory for the right store to come back
-_LOG_PAGE = 10_000  #: log entries per read when a job is taken in
-
-
-class Observer(Protocol):
-    """What the loop tells the outside: metrics. Called on the loop's thread."""
-
-    def stepped(self, result: StepResult, seconds: float) -> None: ...
-
-    def committed(self, answers: StepAnswers, commits: tuple[Commit, ...]) -> None: ...
-
-    def admitted(self, held: Held, restored_pages: int, restart: Restart) -> None: ...
-
-    def dropped(self, job_id: str, reason: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this engine is. The incarnation changes when it was declared dead and registers anew."""
-
-    info: EngineInfo
-    incarnation: str
-    arithmetic_fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A job given to us, with its record and whole log."""
-
-    owned: OwnedJob
-    record: JobRecord
-    entries: tuple[LogEntry, ...]
 
 
 @dataclass(slots=True)
 class _Pending:
     writes: StepWrites
     future: "Future[StepAnswers]"
-
-
-@dataclass(slots=True)
-class LoopState:
-    """What other threads may read: plain values, replaced whole."""
-
-    registered: bool = False
-    step_started: float | None = None  #: monotonic
-    draining: bool = False
-    refused: WrongStore | None = None
-    refused_since: float = 0.0
-    held: tuple[str, ...] = ()
-    scanned: bool = False  #: the jobs found at registration were taken in
-
-
-@dataclass(slots=True)
-class Wakeups:
-    event: threading.Event = field(default_factory=threading.Event)
-    claim: threading.Event = field(default_factory=threading.Event)
-
-    def wake(self) -> None:
-        self.event.set()
-
-    def hint(self) -> None:
-        """Something changed in the store: there may be a job to claim."""
-        self.claim.set()
-        self.event.set()
 
 
 class EngineLoop:
@@ -165,7 +94,7 @@ class EngineLoop:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self, owned: tuple[OwnedJob, ...]) -> None:
-        """Work until drained, beginning with the jobs that registration gave us. Raises WrongStore when it stayed wrong for a minute."""
+        """Work until drained, beginning with what registration gave us. Raises WrongStore when it stayed wrong for a minute."""
         self.state.registered = True
         self._claiming = self._store.submit(lambda store: take_in(store, owned))
         while not self.state.draining:
@@ -435,26 +364,3 @@ class EngineLoop:
         if not self._held:
             self._engine.check()
         self._wakeups.event.wait(_IDLE_WAIT)
-
-
-def new_incarnation() -> str:
-    """One life of an engine: random, so that no number can be used again after Redis lost its tail."""
-    return secrets.token_hex(8)
-
-
-def take_in(store: JobStore, owned: tuple[OwnedJob, ...]) -> list[Taken]:
-    """Read the record and the whole log of jobs that were just given to us, in one round trip per page of log. Reads only."""
-    slices = store.read([LogRead(job.job_id, 0, _LOG_PAGE) for job in owned])
-    taken = []
-    for job, first in zip(owned, slices, strict=True):
-        if first is None:
-            continue
-        entries = list(first.entries)
-        while len(entries) < first.record.log_length:
-            (more,) = store.read([LogRead(job.job_id, len(entries), _LOG_PAGE)])
-            if more is None or not more.entries:
-                break
-            entries += more.entries
-        taken.append(Taken(job, first.record, tuple(entries[: first.record.log_length])))
-    taken.sort(key=lambda t: (-t.record.priority, t.record.order))
-    return taken

@@ -1,6 +1,6 @@
 """The engine process: puts model, pools, store and loop together, and takes them apart in order.
 
-Order of start: model, store, pool lock, registration. Nothing is claimed before the pool is locked and the store is known to be ours;
+Order of start: model, store, pool lock, registration. Nothing is claimed before pool and store are known to be ours;
 ``/livez`` answers from the first moment, ``/readyz`` after the jobs found at registration were taken in.
 """
 
@@ -11,27 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
 from prometheus_client import CollectorRegistry
-from tokenizers import Tokenizer
 
-from engine import exactness, model_source
-from engine.cache import PagedKVCache
 from engine.core import Engine
-from engine.geometry import PageGeometry
-from engine.model import LoadedModel, load_model
-from engine.pools import DevicePool, HostPool
-from engine.runner import ModelRunner
 from engine.scheduler import Budget
 from recovery.checkpointer import CheckpointConfig, Checkpointer
-from service import sizing
 from service.engine_http import EngineHttp
-from service.engine_loop import EngineLoop, Identity, Wakeups, new_incarnation
-from service.engine_observer import EngineObserver
 from service.errors import RegistrationRefused
 from service.lease import LeaseWatcher, boot_time
 from service.logs import get_logger
@@ -39,76 +27,18 @@ from service.metrics import EngineMetrics
 from service.processes import Exit
 from service.settings import Settings
 from service.store_access import MarkWriter, OpenStore, Stopped, open_store
-from service.store_thread import StoreThread
+from service.worker.build import Parts, build_parts, explain_refusal, load, refuse_other_model
+from service.worker.loop import EngineLoop
+from service.worker.observer import EngineObserver
+from service.worker.state import Identity, Wakeups, new_incarnation
+from service.worker.store_thread import StoreThread
 from storage.errors import StoreUnavailable, WrongStore
 from storage.job_store import JobStore
-from storage.pool_file import PoolFile
-from storage.records import EngineInfo, EngineRecord, OwnedJob, Registered, RegisterOutcome
+from storage.records import EngineInfo, EngineRecord, Registered, RegisterOutcome
 
 log = get_logger("engine")
 
 LastExit = Literal["benign", "crash"]
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    model: LoadedModel
-    fingerprint: str
-    tokenizer: Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What runs the model."""
-
-    loaded: Loaded
-    arithmetic_fingerprint: str
-    runner: ModelRunner
-    cache: PagedKVCache
-    pool_file: PoolFile
-    problems: tuple[str, ...]  #: what the exactness self-test found; empty: exact
-
-
-def load(settings: Settings) -> Loaded:
-    """Load the model. Takes seconds, touches nothing durable."""
-    folder = model_source.resolve(settings.model)
-    fingerprint = model_source.fingerprint(folder)
-    threads = settings.threads or torch.get_num_threads()
-    model = load_model(folder, dtype=settings.dtype, threads=threads)
-    tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return Loaded(model, fingerprint, tokenizer)
-
-
-def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Parts:
-    """Lock the pool file, make the pools, test that rows do not depend on each other."""
-    model = loaded.model
-    geometry = model.geometry(settings.page_size)
-    pool_file = _open_pool(settings, geometry, loaded.fingerprint, lock_wait)
-    device = DevicePool(sizing.device_pages(settings, geometry.page_bytes), geometry)
-    cache = PagedKVCache(device, HostPool(pool_file.num_pages, geometry, pool_file))
-    runner = ModelRunner(model, device.tensor, settings.page_size, settings.prefill_chunk)
-    arithmetic = exactness.arithmetic_fingerprint(
-        threads=model.threads, dtype=settings.dtype, prefill_chunk=settings.prefill_chunk, page_size=settings.page_size
-    )
-    problems = tuple(exactness.self_test(runner)) if settings.exactness == "on" else ("exactness is off by --exactness",)
-    for problem in problems:
-        log.warning("not_exact", problem=problem)
-    return Parts(loaded, arithmetic, runner, cache, pool_file, problems)
-
-
-def _open_pool(settings: Settings, geometry: PageGeometry, model_fingerprint: str, lock_wait: float) -> PoolFile:
-    path = settings.data_dir / "pool.safetensors"
-    pool_file = PoolFile.open(
-        path,
-        num_pages=sizing.host_pages(settings, geometry.page_bytes, sizing.existing_pages(path)),
-        page_shape=geometry.page_shape,
-        dtype=geometry.dtype,
-        model_fingerprint=model_fingerprint,
-        lock_wait=lock_wait,
-    )
-    if pool_file.replaced is not None:
-        log.warning("pool_replaced", reason=pool_file.replaced, hint="pages of the old one are recomputed where they are needed")
-    return pool_file
 
 
 class EngineWorker:
@@ -122,9 +52,7 @@ class EngineWorker:
         self._wakeups = Wakeups()
         self._stopping = threading.Event()
         self._metrics = EngineMetrics(registry)
-        self._store_thread = StoreThread(
-            opened.store, self._beat, on_wake=self._wakeups.wake, on_death=end_process
-        )
+        self._store_thread = StoreThread(opened.store, self._beat, on_wake=self._wakeups.wake, on_death=end_process)
         self._blame = False
         self._identity = self._make_identity()
         self._engine = self._make_engine()
@@ -246,9 +174,7 @@ class EngineWorker:
         jobs, who = self.loop.held_jobs(), self.loop.identity
         if settled and jobs:
             stay = self._settings.drain == "stay"
-            self._store_thread.submit(
-                lambda store: store.release(who.info.engine_id, who.incarnation, jobs, affinity=stay)
-            )
+            self._store_thread.submit(lambda store: store.release(who.info.engine_id, who.incarnation, jobs, affinity=stay))
         answered = self._store_thread.close(max(0.1, deadline - time.monotonic()))
         self._mark.flush()
         log.info("drained", jobs=len(jobs), released=settled and answered)
@@ -310,37 +236,8 @@ class EngineWorker:
             seen = (answer.holder.incarnation, answer.holder.beat)
             answer = store.register(info, incarnation, blame=blame, seen=seen)
         if answer.outcome is not RegisterOutcome.REGISTERED:
-            raise RegistrationRefused(*_explain(answer, info))
+            raise RegistrationRefused(*explain_refusal(answer, info))
         return answer
-
-
-def refuse_other_model(opened: OpenStore, name: str, fingerprint: str) -> None:
-    """Before the pool is opened: a pool of another model would be replaced, and with it the pages of the jobs that wait here.
-
-    Registration decides the same again, in one script.
-    """
-    for record in opened.store.engines():
-        if record.info.engine_id == opened.engine_id and record.job_ids and record.info.model_fingerprint != fingerprint:
-            raise RegistrationRefused(*_other_model(record, name, fingerprint))
-
-
-def _other_model(holder: EngineRecord, name: str, fingerprint: str) -> tuple[str, str]:
-    return (
-        f"jobs of model {holder.info.model_name!r} ({holder.info.model_fingerprint}) are in progress in this data directory, "
-        f"and {name!r} ({fingerprint}) was asked for",
-        f"start with --model {holder.info.model_name} to finish them, or `midsentence recover --release` to hand them back",
-    )
-
-
-def _explain(answer: Registered, info: EngineInfo) -> tuple[str, str]:
-    holder = answer.holder
-    assert holder is not None
-    if answer.outcome is RegisterOutcome.OTHER_MODEL:
-        return _other_model(holder, info.model_name, info.model_fingerprint)
-    return (
-        f"this data directory is a copy of one in use by {holder.info.host} (engine {holder.info.engine_id}, pid {holder.info.pid})",
-        "stop that engine, or start with an empty --data-dir",
-    )
 
 
 def guarded(target: Callable[[], None]) -> Callable[[], None]:
@@ -373,9 +270,7 @@ def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float 
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    with EngineHttp(
-        settings, registry, lambda: worker[0].readiness() if worker else {"starting": "the model is being loaded"}
-    ):
+    with EngineHttp(settings, registry, lambda: worker[0].readiness() if worker else {"starting": "the model is being loaded"}):
         loaded = load(settings)
         try:
             opened = open_store(settings, role="engine", stop=stop)

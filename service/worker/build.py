@@ -1,0 +1,112 @@
+"""What an engine process is built from: model, pools, identity. And what it refuses before it touches anything."""
+
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+
+from engine import exactness, model_source
+from engine.cache import PagedKVCache
+from engine.geometry import PageGeometry
+from engine.model import LoadedModel, load_model
+from engine.pools import DevicePool, HostPool
+from engine.runner import ModelRunner
+from service import sizing
+from service.errors import RegistrationRefused
+from service.logs import get_logger
+from service.settings import Settings
+from service.store_access import OpenStore
+from storage.pool_file import PoolFile
+from storage.records import EngineInfo, EngineRecord, Registered, RegisterOutcome
+
+log = get_logger("engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: LoadedModel
+    fingerprint: str
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What runs the model."""
+
+    loaded: Loaded
+    arithmetic_fingerprint: str
+    runner: ModelRunner
+    cache: PagedKVCache
+    pool_file: PoolFile
+    problems: tuple[str, ...]  #: what the exactness self-test found; empty: exact
+
+
+def load(settings: Settings) -> Loaded:
+    """Load the model. Takes seconds, touches nothing durable."""
+    folder = model_source.resolve(settings.model)
+    fingerprint = model_source.fingerprint(folder)
+    threads = settings.threads or torch.get_num_threads()
+    model = load_model(folder, dtype=settings.dtype, threads=threads)
+    tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return Loaded(model, fingerprint, tokenizer)
+
+
+def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Parts:
+    """Lock the pool file, make the pools, test that rows do not depend on each other."""
+    model = loaded.model
+    geometry = model.geometry(settings.page_size)
+    pool_file = _open_pool(settings, geometry, loaded.fingerprint, lock_wait)
+    device = DevicePool(sizing.device_pages(settings, geometry.page_bytes), geometry)
+    cache = PagedKVCache(device, HostPool(pool_file.num_pages, geometry, pool_file))
+    runner = ModelRunner(model, device.tensor, settings.page_size, settings.prefill_chunk)
+    arithmetic = exactness.arithmetic_fingerprint(
+        threads=model.threads, dtype=settings.dtype, prefill_chunk=settings.prefill_chunk, page_size=settings.page_size
+    )
+    problems = tuple(exactness.self_test(runner)) if settings.exactness == "on" else ("exactness is off by --exactness",)
+    for problem in problems:
+        log.warning("not_exact", problem=problem)
+    return Parts(loaded, arithmetic, runner, cache, pool_file, problems)
+
+
+def _open_pool(settings: Settings, geometry: PageGeometry, model_fingerprint: str, lock_wait: float) -> PoolFile:
+    path = settings.data_dir / "pool.safetensors"
+    pool_file = PoolFile.open(
+        path,
+        num_pages=sizing.host_pages(settings, geometry.page_bytes, sizing.existing_pages(path)),
+        page_shape=geometry.page_shape,
+        dtype=geometry.dtype,
+        model_fingerprint=model_fingerprint,
+        lock_wait=lock_wait,
+    )
+    if pool_file.replaced is not None:
+        log.warning("pool_replaced", reason=pool_file.replaced, hint="pages of the old one are recomputed where they are needed")
+    return pool_file
+
+
+def refuse_other_model(opened: OpenStore, name: str, fingerprint: str) -> None:
+    """Before the pool is opened: a pool of another model would be replaced, and with it the pages of the jobs that wait here.
+
+    Registration decides the same again, in one script.
+    """
+    for record in opened.store.engines():
+        if record.info.engine_id == opened.engine_id and record.job_ids and record.info.model_fingerprint != fingerprint:
+            raise RegistrationRefused(*_other_model(record, name, fingerprint))
+
+
+def _other_model(holder: EngineRecord, name: str, fingerprint: str) -> tuple[str, str]:
+    return (
+        f"jobs of model {holder.info.model_name!r} ({holder.info.model_fingerprint}) are in progress in this data directory, "
+        f"and {name!r} ({fingerprint}) was asked for",
+        f"start with --model {holder.info.model_name} to finish them, or `midsentence recover --release` to hand them back",
+    )
+
+
+def explain_refusal(answer: Registered, info: EngineInfo) -> tuple[str, str]:
+    holder = answer.holder
+    assert holder is not None
+    if answer.outcome is RegisterOutcome.OTHER_MODEL:
+        return _other_model(holder, info.model_name, info.model_fingerprint)
+    return (
+        f"this data directory is a copy of one in use by {holder.info.host} (pid {holder.info.pid}, {holder.info.engine_id})",
+        "stop that engine, or start with an empty --data-dir",
+    )
