@@ -79,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m chaos", description=__doc__)
     parser.add_argument("--tier", choices=TIERS, default="quick", help="how much: quick (12 minutes), ci, soak")
     parser.add_argument("--seed", type=int, help="of all that is random here; printed, and drawn when left out")
-    parser.add_argument("--scenario", action="append", choices=[scenario.name for scenario in SCENARIOS], help="only this one; may be repeated")
+    parser.add_argument(
+        "--scenario", action="append", choices=[scenario.name for scenario in SCENARIOS], help="only this one; may be repeated"
+    )
     parser.add_argument("--model", default="tiny", help="tiny (default), demo, or a folder")
     parser.add_argument("--faults", type=int, help="faults in each run, instead of the tier's number")
     parser.add_argument("--runs", type=int, help="runs of each scenario, instead of the tier's number")

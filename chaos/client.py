@@ -1,7 +1,7 @@
 """One client of the HTTP surface, as a careful user would write it; everything it sends and sees goes into the history.
 
-It resends a submission whose reply was lost with the same Idempotency-Key, and reconnects a broken stream with ``Last-Event-ID``. It never
-repairs what it sees: judging is for the checkers.
+It resends a submission whose reply was lost with the same Idempotency-Key, and reconnects a broken stream with ``Last-Event-ID``.
+It never repairs what it sees: judging is for the checkers.
 """
 
 import json
@@ -76,12 +76,14 @@ class Client:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def submit(self, case: Case, patience: float) -> str | None:
-        """The job's id, after as many tries as it takes. None when refused for good, or when ``patience`` seconds were not enough."""
+        """The job's id, after as many tries as it takes. None when refused for good, or not taken within ``patience`` seconds."""
         self._submits += 1
         key = f"{self.name}-{self._submits}-{self._rng.randrange(1 << 40):x}"
         backoff, until = Backoff(self._rng), now() + patience
         while now() < until and not self._halt.is_set():
-            call = self._call("submit", "POST", "/v1/jobs", json=case.body, headers={"Idempotency-Key": key}, case=case.name, key=key)
+            call = self._call(
+                "submit", "POST", "/v1/jobs", json=case.body, headers={"Idempotency-Key": key}, case=case.name, key=key
+            )
             if call.status in (200, 202):
                 return call.job_id
             if call.status is not None and call.status not in _AGAIN:
@@ -125,7 +127,7 @@ class Client:
     def follow(
         self, job_id: str, *, reader: str, cursor: int | None = None, patience: float, cancel_after: int | None = None
     ) -> bool:
-        """Read the job's events to the terminal one, over as many connections as it takes. ``patience``: seconds without any news."""
+        """Read the job's events to the terminal one, over as many connections as it takes. ``patience``: seconds without news."""
         backoff, last_news, attempt = Backoff(self._rng), now(), 0
         while not self._halt.is_set() and now() - last_news < patience:
             attempt += 1

@@ -1,8 +1,8 @@
 """A real service on a directory of its own and free ports, in one of the two shapes in which it is deployed.
 
 ``serve``: the supervisor runs the embedded Redis, the engine and the api, and starts again what dies.
-``apart``: Redis, api and engines are processes of their own, as compose or systemd run them; here this driver starts again what dies, so
-that each life of an engine can be given its own failpoint.
+``apart``: Redis, api and engines are processes of their own, as compose or systemd run them; here this driver starts again what
+dies, so that each life of an engine can be given its own failpoint.
 """
 
 import contextlib
@@ -141,7 +141,9 @@ class Cluster:
         try:
             report = json.loads(done.stdout)
         except ValueError:
-            raise ClusterError(f"recover answered no JSON (exit {done.returncode}): {done.stdout[-500:]}{done.stderr[-500:]}") from None
+            raise ClusterError(
+                f"recover answered no JSON (exit {done.returncode}): {done.stdout[-500:]}{done.stderr[-500:]}"
+            ) from None
         assert isinstance(report, dict)
         return report
 
@@ -190,7 +192,9 @@ class Cluster:
             if supervisor is not None and supervisor.poll() is not None:
                 raise ClusterError(f"serve ended with {supervisor.returncode}:\n{self.log_tail('serve')}")
             if time.monotonic() > deadline:
-                raise ClusterError(f"not ready within {timeout:g} s:\n{self.log_tail('serve')}{self.log_tail('engine')}{self.log_tail('api')}")
+                raise ClusterError(
+                    f"not ready within {timeout:g} s:\n{self.log_tail('serve')}{self.log_tail('engine')}{self.log_tail('api')}"
+                )
             time.sleep(0.05)
 
     def wait_exit(self, role: str, timeout: float) -> int:
@@ -237,10 +241,15 @@ class Cluster:
 
     def _command(self, verb: str, place: Engine) -> list[str]:
         options = self.options
-        return [
-            *_cli(verb), "--model", options.model, "--data-dir", str(place.data_dir), "--engine-port", str(place.port),
-            "--page-size", str(options.page_size), "--device-pages", str(options.device_pages), "--host-pages", str(options.host_pages),
-        ]  # fmt: skip
+        flags: dict[str, object] = {
+            "model": options.model,
+            "data-dir": place.data_dir,
+            "engine-port": place.port,
+            "page-size": options.page_size,
+            "device-pages": options.device_pages,
+            "host-pages": options.host_pages,
+        }
+        return [*_cli(verb), *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
 
     def _start(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         environment = self._environment() | dict(more or {})
@@ -257,7 +266,7 @@ class Cluster:
 
 
 def _cli(verb: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "service.cli", verb]
+    return [sys.executable, "-m", "service.cli", verb]
 
 
 def free_ports(count: int) -> list[int]:

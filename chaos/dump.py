@@ -1,9 +1,11 @@
 """The state of the service at the end of a run, taken from outside: the api's answers, Redis' own contents, metrics, files."""
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import redis
@@ -104,30 +106,43 @@ def dump_jobs(url: str, job_ids: Iterable[str]) -> dict[str, JobSeen]:
         return found
 
 
-def dump_store(redis_url: str) -> dict[str, StoredJob]:
-    """Every job in the store, whoever made it."""
-    store = RedisJobStore(redis_url)
-    plain = redis.Redis.from_url(redis_url, decode_responses=True)
+@contextlib.contextmanager
+def reading(redis_url: str) -> Iterator[RedisJobStore]:
+    """The store, for looking only. Raises RuntimeError where there is none."""
+    store = RedisJobStore(redis_url, client_name="chaos")
     try:
-        found: dict[str, StoredJob] = {}
+        identity = store.identity()
+        if identity is None:
+            raise RuntimeError(f"{redis_url} holds no store")
+        store.bind(identity)
+        yield store
+    finally:
+        store.close()
+
+
+def dump_store(redis_url: str) -> dict[str, StoredJob]:
+    """Every job in the store, whoever made it. The log is read past the product's own reader: entry ids as Redis has them."""
+    found: dict[str, StoredJob] = {}
+    plain = redis.Redis.from_url(redis_url, decode_responses=True)
+    with contextlib.closing(plain), reading(redis_url) as store:
         cursor: str | None = None
         while True:
             page = store.jobs(tenant=None, limit=100, cursor=cursor)
             for record in page.jobs:
-                rows = tuple(
-                    LogRow(str(entry_id), int(fields["t"]), str(fields["x"]))
-                    for entry_id, fields in plain.xrange(keys.log(record.job_id))
-                )
+                entries: Any = plain.xrange(keys.log(record.job_id))
                 found[record.job_id] = StoredJob(
-                    record.job_id, record.status.value, record.log_length, record.chain, record.spec,
-                    record.prompt_token_ids, record.recoveries, rows,
-                )  # fmt: skip
+                    job_id=record.job_id,
+                    status=record.status.value,
+                    length=record.log_length,
+                    chain=record.chain,
+                    spec=record.spec,
+                    prompt_token_ids=record.prompt_token_ids,
+                    recoveries=record.recoveries,
+                    rows=tuple(LogRow(str(entry_id), int(fields["t"]), str(fields["x"])) for entry_id, fields in entries),
+                )
             cursor = page.next_cursor
             if cursor is None:
                 return found
-    finally:
-        store.close()
-        plain.close()
 
 
 def pool_files(data_dir: Path) -> tuple[str, ...]:

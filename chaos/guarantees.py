@@ -1,7 +1,7 @@
 """What the product promises, as pure functions over a history and a dump. Each answers with every violation it finds, in words.
 
-Numbers are those of the design: I1 the log is whole, I2 streams are exactly once, I3 equal to the uninterrupted run, I4 nothing seen is
-missing, I6 no page leaks, I8 every accepted job ends, I10 statuses move legally. Nothing here reads a clock or a socket.
+Numbers are those of the design: I1 the log is whole, I2 streams are exactly once, I3 equal to the uninterrupted run, I4 nothing
+seen is missing, I6 no page leaks, I8 every accepted job ends, I10 statuses move legally. Nothing here reads a clock or a socket.
 """
 
 from collections import defaultdict
@@ -123,7 +123,9 @@ def _check_reader(run: Run, reader: str, job_id: str, start: int, events: Sequen
         found.append(Violation("I2", job_id, problem))
     expected_text = "".join(row.text for row in stored.rows[start : start + len(seen)])
     if text != expected_text:
-        found.append(Violation("I2", job_id, f"{reader} saw other text than the log has", f"{text[-40:]!r} {expected_text[-40:]!r}"))
+        found.append(
+            Violation("I2", job_id, f"{reader} saw other text than the log has", f"{text[-40:]!r} {expected_text[-40:]!r}")
+        )
     return found
 
 
@@ -186,7 +188,9 @@ def check_nothing_forgotten(run: Run) -> list[Violation]:
                 found.append(Violation("I4", job_id, "a later answer showed fewer tokens than an earlier one"))
         job = run.dump.jobs.get(job_id)
         if job is not None and job.token_ids != stored.tokens:
-            found.append(Violation("I4", job_id, "the api shows other tokens than the log has", _difference(job.token_ids, stored.tokens)))
+            found.append(
+                Violation("I4", job_id, "the api shows other tokens than the log has", _difference(job.token_ids, stored.tokens))
+            )
     return found
 
 
@@ -229,11 +233,14 @@ def check_all_ended(run: Run) -> list[Violation]:
     submitted = {call.key for call in run.history.all(Call) if call.operation == "submit"}
     found += [Violation("I8", "", f"submission {key} never got an answer") for key in sorted(submitted - answered)]
     found += [
-        Violation("I8", "", f"one Idempotency-Key made {len(ids)} jobs", " ".join(sorted(ids))) for ids in by_key.values() if len(ids) > 1
+        Violation("I8", "", f"one Idempotency-Key made {len(ids)} jobs", " ".join(sorted(ids)))
+        for ids in by_key.values()
+        if len(ids) > 1
     ]
     accepted = {job_id for ids in by_key.values() for job_id in ids}
     found += [
-        Violation("I8", job_id, "a job is in the store that no client was told of") for job_id in sorted(run.dump.stored.keys() - accepted)
+        Violation("I8", job_id, "a job is in the store that no client was told of")
+        for job_id in sorted(run.dump.stored.keys() - accepted)
     ]
     for job_id in sorted(accepted):
         job = run.dump.jobs.get(job_id)
@@ -243,9 +250,8 @@ def check_all_ended(run: Run) -> list[Violation]:
             found.append(Violation("I8", job_id, f"still {job.status} at the end, with {len(job.token_ids)} tokens"))
         elif job.status == JobStatus.FAILED:
             found.append(Violation("I8", job_id, "a healthy job failed", job.error))
-    found += [
-        Violation("I8", closed.job_id, f"{closed.reader} gave up waiting for news") for closed in run.history.all(StreamClosed) if closed.how == "gave_up"
-    ]  # fmt: skip
+    gave_up = [closed for closed in run.history.all(StreamClosed) if closed.how == "gave_up"]
+    found += [Violation("I8", closed.job_id, f"{closed.reader} gave up waiting for news") for closed in gave_up]
     return found
 
 
@@ -275,7 +281,9 @@ def check_statuses(run: Run) -> list[Violation]:
             assert later.seen is not None
             before, after = JobStatus(earlier.seen.status), JobStatus(later.seen.status)
             if after not in _reachable(before):
-                found.append(Violation("I10", job_id, f"{before} was followed by {after}", f"{earlier.operation}, {later.operation}"))
+                found.append(
+                    Violation("I10", job_id, f"{before} was followed by {after}", f"{earlier.operation}, {later.operation}")
+                )
         for earlier, later in _in_order([call for call in calls if call.operation == "get"]):
             if earlier.seen and JobStatus(earlier.seen.status).terminal and earlier.seen != later.seen:
                 found.append(Violation("I10", job_id, "a terminal job changed", f"{earlier.seen} {later.seen}"))

@@ -1,7 +1,7 @@
 """What the clients saw and what was done to the service: recorded outside it, as plain frozen values, one JSON line each.
 
-Times are this driver's monotonic seconds. A status of None is *unknown*: the reply never came, and the request may have been executed.
-Unknown stays unknown; nothing is ever guessed from it.
+Times are this driver's monotonic seconds. A status of None is *unknown*: the reply never came, and the request may have been
+executed. Unknown stays unknown; nothing is ever guessed from it.
 """
 
 import json

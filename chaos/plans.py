@@ -3,15 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-
-from chaos.dump import dump_jobs
+from chaos.dump import dump_jobs, reading
 from chaos.history import JobSeen
 from chaos.processes import Timeout, wait_until
 from chaos.stage import Stage
 from chaos.traffic import Traffic
 from storage.records import JobStatus
-from storage.redis_store import RedisJobStore
 
 _CARRIED_OUT_TIMEOUT = 120.0
 
@@ -38,7 +35,11 @@ def planned_recovery(stage: Stage) -> list[PlannedJob]:
 def _planned(report: dict[str, Any]) -> list[PlannedJob]:
     return [
         PlannedJob(
-            str(job["job_id"]), str(job["action"]), int(job["committed_tokens"]), int(job["pages_restored"]), int(job["tokens_replayed"])
+            str(job["job_id"]),
+            str(job["action"]),
+            int(job["committed_tokens"]),
+            int(job["pages_restored"]),
+            int(job["tokens_replayed"]),
         )
         for job in report["jobs"]
     ]
@@ -56,15 +57,15 @@ def check_plan(stage: Stage, plan: list[PlannedJob], before: dict[str, JobSeen])
 
     def carried_out() -> bool:
         seen.update(dump_jobs(stage.cluster.url, [job.job_id for job in plan]))
-        return all(job.job_id in seen and _was_taken_up(job, seen[job.job_id], before.get(job.job_id, fresh)) for job in plan)
+        return all(job.job_id in seen and _was_taken_up(job, seen[job.job_id]) for job in plan)
 
     try:
         wait_until(carried_out, _CARRIED_OUT_TIMEOUT, "the recovery of all planned jobs", pause=0.2)
-    except Timeout as problem:
-        late = [job.job_id for job in plan if not _was_taken_up(job, seen[job.job_id], before.get(job.job_id, fresh))]
-        stage.violate("I8", str(problem), evidence=" ".join(late))
+    except Timeout as late_ones:
+        late = [job.job_id for job in plan if not _was_taken_up(job, seen.get(job.job_id, fresh))]
+        stage.violate("I8", str(late_ones), evidence=" ".join(late))
     for job in plan:
-        earlier, later = before.get(job.job_id, fresh), seen[job.job_id]
+        earlier, later = before.get(job.job_id, fresh), seen.get(job.job_id, fresh)
         if later.status in (JobStatus.FAILED, JobStatus.CANCELLED):
             continue  # I8 and I3 judge those
         done = (later.pages_restored - earlier.pages_restored, later.tokens_replayed - earlier.tokens_replayed)
@@ -79,17 +80,12 @@ def check_plan(stage: Stage, plan: list[PlannedJob], before: dict[str, JobSeen])
     )
 
 
-def _was_taken_up(job: PlannedJob, later: JobSeen, earlier: JobSeen) -> bool:
+def _was_taken_up(job: PlannedJob, later: JobSeen) -> bool:
     """Its numbers are in the record: they ride with the first token after the recovery."""
     return JobStatus(later.status).terminal or len(later.token_ids) > job.committed_tokens
 
 
 def sealed_pages(stage: Stage) -> set[int]:
     """Host pages that the engine's pool table names."""
-    store = RedisJobStore(stage.cluster.redis_url)
-    try:
+    with reading(stage.cluster.redis_url) as store:
         return {page for engine in store.engines() for page in store.pool_table(engine.info.pool_id)}
-    except redis.RedisError:
-        return set()
-    finally:
-        store.close()

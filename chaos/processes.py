@@ -1,7 +1,7 @@
 """Processes of the product, seen from outside: which are ours, which live, how they are ended.
 
-A process is ours when its environment carries this run's mark: children and grandchildren inherit it, so that even one whose parents
-are all dead (the embedded Redis outlives its supervisor) is found, and a pid that was used again by a stranger is never signalled.
+A process is ours when its environment carries this run's mark: children and grandchildren inherit it, so that even one whose
+parents are all dead (the embedded Redis outlives its supervisor) is found, and a pid that was used again by a stranger is never signalled.
 """
 
 import contextlib
@@ -63,9 +63,7 @@ class Family:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("MIDSENTENCE_")}
         return kept | {MARK: self.mark} | dict(extra)
 
-    def start(
-        self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, folder: Path
-    ) -> subprocess.Popen[bytes]:
+    def start(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, folder: Path) -> subprocess.Popen[bytes]:
         """Start a process in a session of its own: a Ctrl-C in the terminal reaches the driver alone, which then cleans up."""
         with open(log, "ab") as output:
             process = subprocess.Popen(

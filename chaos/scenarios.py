@@ -87,7 +87,15 @@ def redis_kills(stage: Stage, kills: int) -> None:
 
 def mixed_kills(stage: Stage, kills: int) -> None:
     _serve(stage)
-    choices = [("engine",), ("api",), ("redis",), ("engine", "api"), ("engine", "redis"), ("api", "redis"), ("engine", "api", "redis")]
+    choices = [
+        ("engine",),
+        ("api",),
+        ("redis",),
+        ("engine", "api"),
+        ("engine", "redis"),
+        ("api", "redis"),
+        ("engine", "api", "redis"),
+    ]
     with stage.traffic():
         for _ in range(kills):
             _random_moment(stage)
@@ -247,24 +255,102 @@ def _random_moment(stage: Stage) -> None:
 
 SCENARIOS = (
     Scenario(
-        "engine_kills", engine_kills, _counts(1, 1, 10), _counts(24, 100, 100),
-        "engine SIGKILL at random moments; clients see a pause, never an error", (check_undisturbed,),
+        "engine_kills",
+        engine_kills,
+        runs=_counts(1, 1, 10),
+        faults=_counts(24, 100, 100),
+        meaning="engine SIGKILL at random moments; clients see a pause, never an error",
+        checkers=(check_undisturbed,),
     ),
-    Scenario("failpoint_kills", failpoint_kills, _counts(1, 1, 5), _counts(1, 2, 3), "engine SIGKILL at each durable write",
-             (check_undisturbed,), {"durability": "machine"}),
-    Scenario("api_kills", api_kills, _counts(1, 1, 3), _counts(8, 30, 60), "api SIGKILL; clients resume with Last-Event-ID"),
-    Scenario("redis_kills", redis_kills, _counts(1, 1, 3), _counts(8, 30, 60), "Redis SIGKILL; the engine pauses and goes on"),
-    Scenario("mixed_kills", mixed_kills, _counts(1, 1, 5), _counts(6, 40, 60), "any of engine, api, Redis, alone or together"),
-    Scenario("supervisor_kills", supervisor_kills, _counts(1, 1, 3), _counts(2, 8, 20), "its children die with it; serve again"),
-    Scenario("everything_kills", everything_kills, _counts(1, 1, 3), _counts(2, 10, 20),
-             "all processes in one instant; recover --dry-run says what serve then does", device_pages=400),
-    Scenario("engine_terms", engine_terms, _counts(1, 1, 2), _counts(2, 8, 20), "engine SIGTERM: drain, release, go on",
-             (check_undisturbed,)),
-    Scenario("service_terms", service_terms, _counts(1, 1, 3), _counts(2, 8, 10), "SIGTERM to serve: exit 0, nothing left; serve again"),
-    Scenario("second_starts", second_starts, _counts(1, 1, 2), _counts(1, 3, 5), "a second start is refused with 78",
-             (check_undisturbed,)),
-    Scenario("bit_flips", bit_flips, _counts(1, 3, 20), _counts(2, 2, 4), "bits flipped in sealed pages while down: replayed, same text",
-             device_pages=400),
-    Scenario("two_engines", two_engines, _counts(1, 2, 5), _counts(1, 3, 5), "one engine of two killed for good", device_pages=80),
-    Scenario("redis_pauses", redis_pauses, _counts(1, 1, 3), _counts(1, 3, 5), "Redis stopped for longer than the lease"),
-)  # fmt: skip
+    Scenario(
+        "failpoint_kills",
+        failpoint_kills,
+        runs=_counts(1, 1, 5),
+        faults=_counts(1, 2, 3),
+        meaning="engine SIGKILL at each durable write",
+        checkers=(check_undisturbed,),
+        settings={"durability": "machine"},
+    ),
+    Scenario(
+        "api_kills",
+        api_kills,
+        runs=_counts(1, 1, 3),
+        faults=_counts(8, 30, 60),
+        meaning="api SIGKILL; clients resume with Last-Event-ID",
+    ),
+    Scenario(
+        "redis_kills",
+        redis_kills,
+        runs=_counts(1, 1, 3),
+        faults=_counts(8, 30, 60),
+        meaning="Redis SIGKILL; the engine pauses and goes on",
+    ),
+    Scenario(
+        "mixed_kills",
+        mixed_kills,
+        runs=_counts(1, 1, 5),
+        faults=_counts(6, 40, 60),
+        meaning="any of engine, api, Redis, alone or together",
+    ),
+    Scenario(
+        "supervisor_kills",
+        supervisor_kills,
+        runs=_counts(1, 1, 3),
+        faults=_counts(2, 8, 20),
+        meaning="supervisor SIGKILL; its children die with it; serve again",
+    ),
+    Scenario(
+        "everything_kills",
+        everything_kills,
+        runs=_counts(1, 1, 3),
+        faults=_counts(2, 10, 20),
+        meaning="all in one instant; recover --dry-run says what serve then does",
+        device_pages=400,
+    ),
+    Scenario(
+        "engine_terms",
+        engine_terms,
+        runs=_counts(1, 1, 2),
+        faults=_counts(2, 8, 20),
+        meaning="engine SIGTERM: drain, release, go on",
+        checkers=(check_undisturbed,),
+    ),
+    Scenario(
+        "service_terms",
+        service_terms,
+        runs=_counts(1, 1, 3),
+        faults=_counts(2, 8, 10),
+        meaning="SIGTERM to serve: exit 0, nothing left; serve again",
+    ),
+    Scenario(
+        "second_starts",
+        second_starts,
+        runs=_counts(1, 1, 2),
+        faults=_counts(1, 3, 5),
+        meaning="a second start is refused with 78, the first untouched",
+        checkers=(check_undisturbed,),
+    ),
+    Scenario(
+        "bit_flips",
+        bit_flips,
+        runs=_counts(1, 3, 20),
+        faults=_counts(2, 2, 4),
+        meaning="bits flipped in sealed pages while down: replayed, same text",
+        device_pages=400,
+    ),
+    Scenario(
+        "two_engines",
+        two_engines,
+        runs=_counts(1, 2, 5),
+        faults=_counts(1, 3, 5),
+        meaning="one engine of two killed for good; the other finishes",
+        device_pages=80,
+    ),
+    Scenario(
+        "redis_pauses",
+        redis_pauses,
+        runs=_counts(1, 1, 3),
+        faults=_counts(1, 3, 5),
+        meaning="Redis stopped for longer than the lease; nobody is declared dead",
+    ),
+)

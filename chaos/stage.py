@@ -84,7 +84,13 @@ class Stage:
 
     @contextlib.contextmanager
     def traffic(
-        self, cases: Sequence[Case] | None = None, *, clients: int = 8, once: bool = False, cancel_share: float = 0.1, reread_share: float = 0.15
+        self,
+        cases: Sequence[Case] | None = None,
+        *,
+        clients: int = 8,
+        once: bool = False,
+        cancel_share: float = 0.1,
+        reread_share: float = 0.15,
     ) -> Iterator[Traffic]:
         """Clients until the block ends; then every job must end in time, and what they left is judged by ``finish``."""
         chosen = list(self.catalogue.cases.values()) if cases is None else list(cases)
@@ -100,7 +106,9 @@ class Stage:
         ) as traffic:
             yield traffic
             if not traffic.drain(END_TIMEOUT):
-                self.violate("I8", f"clients still wait {END_TIMEOUT:g} s after the last fault", evidence=" ".join(traffic.live_jobs()))
+                self.violate(
+                    "I8", f"clients still wait {END_TIMEOUT:g} s after the last fault", evidence=" ".join(traffic.live_jobs())
+                )
             self._cases.update(traffic.accepted)
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -155,7 +163,7 @@ def perform(
             outcome = stage.finish(checkers)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
-            outcome = Outcome(tuple(stage.extra), tuple(history.all(FaultRecord)), len(stage.catalogue.cases), history.tokens, (problem,))
+            outcome = Outcome(tuple(stage.extra), tuple(history.all(FaultRecord)), len(stage._cases), history.tokens, (problem,))
         (place / "left_running.txt").write_text("\n".join(map(str, cluster.family.living())))
     history.close()
     return outcome

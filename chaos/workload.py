@@ -1,6 +1,6 @@
 """The jobs that clients submit: a catalogue of cases, each with the answer that an uninterrupted run gave it.
 
-A job's tokens depend on the job alone, so one reference serves every run of a case, whoever shares its batch and whatever dies meanwhile.
+A job's tokens depend on the job alone, so one reference serves every run of a case, whoever shares its batch and whatever dies.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-_WORDS = (
-    "server sentence token page engine log truth cache kill restart stream client cursor commit fence pool crash resume quiet river "
-    "Zwölf Boxkämpfer naïve façade 東京 emoji 🙂 over under between before after never always seven eleven hundred"
-).split()
+_WORDS = """
+    server sentence token page engine log truth cache kill restart stream client cursor commit fence pool crash resume quiet
+    river Zwölf Boxkämpfer naïve façade 東京 emoji 🙂 over under between before after never always seven eleven hundred
+""".split()  # noqa: SIM905
 _COMMON_PREFIX = 96  #: token ids that some prompts share, so that pages are found by identity and not only by owner
 
 

@@ -42,6 +42,8 @@ def resolve(name: str) -> Path:
     """
     if name == "demo":
         return _demo()
+    if not name:  # Path("") is the current folder
+        raise ModelNotFound("the model's name is empty", "give a folder, a .gguf file, a hub id, or demo")
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return _converted(path, f"{path.stem}-{_hash_file(path)[:16]}")

@@ -36,9 +36,7 @@ def refuse_by_config(config: Any, name: str) -> None:
     if getattr(config, "quantization_config", None) is not None:
         raise refuse("quantization_config", "its weights are quantised in a form that we do not read")
     text = config.get_text_config()
-    if stateful := [
-        layer for layer in getattr(text, "layer_types", None) or [] if any(part in layer for part in _STATEFUL_LAYERS)
-    ]:
+    if stateful := [layer for layer in getattr(text, "layer_types", None) or [] if any(part in layer for part in _STATEFUL_LAYERS)]:
         raise refuse("layer_types", f"its layers of kind {stateful[0]} keep state beyond paged keys and values")
     if _is_stateful(config):
         raise refuse("model_type", "it keeps state beyond paged keys and values (recurrent or hybrid)")

@@ -36,9 +36,7 @@ class ModelRunner:
         self.model, self.pool, self.page_size, self.prefill_chunk = model, pool, page_size, prefill_chunk
         self._pool_array = pool.numpy()
 
-    def run_chunk(
-        self, token_ids: Ids, start: int, page_table: Int32s, store_from: int, want_logits: bool
-    ) -> torch.Tensor | None:
+    def run_chunk(self, token_ids: Ids, start: int, page_table: Int32s, store_from: int, want_logits: bool) -> torch.Tensor | None:
         """Compute rows ``start .. start + n - 1`` of one sequence's prompt, and write their keys and values into its pages.
 
         ``token_ids`` int64 [n], n ≤ ``prefill_chunk``; ``page_table`` int32: the sequence's pages in token order, covering all
@@ -100,9 +98,7 @@ class ModelRunner:
     ) -> torch.Tensor | None:
         model = self.model
         if token_ids.min() < 0 or token_ids.max() >= model.vocab_size:
-            raise InvalidCall(
-                f"token ids {token_ids.min()} to {token_ids.max()} are not all in a vocabulary of {model.vocab_size}"
-            )
+            raise InvalidCall(f"token ids {token_ids.min()} to {token_ids.max()} are not all in a vocabulary of {model.vocab_size}")
         inputs: dict[str, Any] = {
             "input_ids": torch.from_numpy(token_ids.astype(np.int64))[None],
             "position_ids": torch.from_numpy(positions)[None],

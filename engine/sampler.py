@@ -92,9 +92,7 @@ def sample(
     """
     scores: npt.NDArray[np.floating] = logits
     if params.has_penalties:
-        scores = _penalise(
-            logits.astype(np.float64), params, np.asarray(prompt_ids, np.int64), np.asarray(generated_ids, np.int64)
-        )
+        scores = _penalise(logits.astype(np.float64), params, np.asarray(prompt_ids, np.int64), np.asarray(generated_ids, np.int64))
     if params.logit_bias or (suppress and token_index < params.min_tokens):
         scores = scores.astype(np.float64)
         for token, bias in params.logit_bias.items():
@@ -160,23 +158,16 @@ def _top_k(scores: npt.NDArray[np.floating], k: int) -> _Ids:
 
 
 def _top_p(weights: _F64, p: float) -> _Ids:
-    """Indices, ascending, of the smallest set of largest weights that holds at least ``p`` of the sum; lower index first among
-    equals.
+    """Indices, ascending, of the smallest set of largest weights that holds at least ``p`` of the sum; lower index first among equals.
 
-    Sorting 49k weights costs 4 ms; the set is mostly small, so the largest few are tried first.
+    Sorting 49k weights costs 5 ms. But weights below (1 - p) / n of the sum come to less than 1 - p of it together, so the set lies
+    among the others, which are mostly few.
     """
-    needed = p * np.cumsum(weights)[-1]
-    size = 64
-    while True:
-        candidates = _top_k(weights, size) if size < len(weights) else np.arange(len(weights))
-        ordered = candidates[np.argsort(-weights[candidates], kind="stable")]
-        reached = np.cumsum(weights[ordered])
-        count = int(np.searchsorted(reached, needed, side="left")) + 1
-        if count <= len(ordered):
-            return np.sort(ordered[:count])
-        if len(candidates) == len(weights):  # rounding kept the sum just below p
-            return candidates
-        size *= 8
+    total = np.cumsum(weights)[-1]
+    candidates = np.flatnonzero(weights >= (1.0 - p) * total / len(weights))
+    ordered = candidates[np.argsort(-weights[candidates], kind="stable")]
+    count = int(np.searchsorted(np.cumsum(weights[ordered]), p * total, side="left")) + 1
+    return np.sort(ordered[:count])
 
 
 def _with_logprobs(logits: npt.NDArray[np.float32], token: int, count: int) -> Sampled:

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from engine.errors import ModelError
 from service.children import LastExit, refusal_file
 from service.client_commands import jobs_app, submit
-from service.errors import RedisNotRunning, ServiceError
+from service.errors import RedisNotRunning, ServiceError, Stopped
 from service.flags import with_settings
 from service.processes import Exit, FileLock, die_with_parent, harden, prepare_directory, write_pid_file
 from service.settings import LoadedSettings, Settings
@@ -32,6 +33,9 @@ app.add_typer(config_app, name="config")
 app.add_typer(jobs_app, name="jobs", rich_help_panel="Client")
 app.command(rich_help_panel="Client")(submit)
 
+#: What ends a command with a message instead of a traceback.
+Refusals = (ServiceError, StorageError, ModelError)
+
 DeathPipe = Annotated[int | None, typer.Option(hidden=True, help="Descriptor whose end of file is the supervisor's death.")]
 LockWait = Annotated[float, typer.Option(hidden=True, help="Seconds to wait for a lock that the process before us still holds.")]
 Told = Annotated[LastExit, typer.Option("--last-exit", hidden=True, help="How this engine's last life ended.")]
@@ -42,9 +46,9 @@ def main() -> None:
     harden()
     try:
         app()
-    except (ServiceError, StorageError) as error:
+    except Refusals as error:
         print(f"midsentence: {error}", file=sys.stderr)
-        sys.exit(Exit.CONFIG)
+        sys.exit(getattr(error, "exit_code", Exit.CONFIG))
 
 
 @app.callback(invoke_without_command=True)
@@ -109,7 +113,9 @@ def _as_process(name: str, settings: Settings, death_pipe: int | None, run: Call
     try:
         write_pid_file(pid_file, os.getpid())
         code = run(_with_redis(settings))
-    except (ServiceError, StorageError) as error:
+    except Stopped:
+        code = Exit.OK
+    except Refusals as error:
         if death_pipe is not None:
             refusal_file(run_dir, name).write_text(str(error))
         raise
@@ -148,9 +154,7 @@ def _start_logging(settings: Settings, process: str) -> None:
 @with_settings("data_dir", "redis_url", "model")
 def recover(
     loaded: LoadedSettings,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only list what would be done: exactly what `serve` will do.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be done: exactly what `serve` will do.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every page and every log, not only those that are needed.")
     ] = False,

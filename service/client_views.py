@@ -118,13 +118,13 @@ def print_jobs(page: dict[str, Any]) -> None:
             str(job["recovery"]["count"] or ""),
             job["model"],
         )
-    Console().print(table)
+    _console().print(table)
     if page.get("next_cursor"):
         print(f"more: midsentence jobs list --cursor {page['next_cursor']}", file=sys.stderr)
 
 
 def print_job(job: dict[str, Any]) -> None:
-    usage, recovery, error = job["usage"], job["recovery"], job["error"]
+    usage, error, again = job["usage"], job["error"], job["recovery"]
     rows = {
         "job": job["id"],
         "status": job["status"] + (f": {error['message']} ({error['code']})" if error else ""),
@@ -133,18 +133,23 @@ def print_job(job: dict[str, Any]) -> None:
         "started": _when(job["started_at"]),
         "finished": _when(job["finished_at"]),
         "tokens": f"{usage['prompt_tokens']} prompt ({usage['cached_tokens']} cached), {usage['completion_tokens']} generated",
-        "recovery": f"{recovery['count']} times: {recovery['pages_restored']} pages restored, {recovery['tokens_replayed']} replayed",
+        "recovery": f"{again['count']} times, {again['pages_restored']} pages restored, {again['tokens_replayed']} tokens replayed",
         "finish": job["output"]["finish_reason"] or "",
     }
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in rows.items():
         table.add_row(Text(name, style="bold"), Text(value))
-    console = Console()
+    console = _console()
     console.print(table)
     if job["output"]["text"]:
         console.print()
         text = job["output"]["text"]
         print(terminal_safe(text) if console.is_terminal else text)
+
+
+def _console() -> Console:
+    """A pipe has no width: nothing is to be cut off there."""
+    return Console(width=None if sys.stdout.isatty() else 200)
 
 
 def _when(seconds: float | None) -> str:

@@ -1,6 +1,7 @@
 """``midsentence config show``."""
 
 import json
+import sys
 
 from rich.console import Console
 from rich.table import Table
@@ -28,4 +29,4 @@ def show(loaded: LoadedSettings, *, as_json: bool) -> None:
             table.add_row(f"[bold]{group}[/]")
         text = "(unset)" if value is None else redacted(name, value)
         table.add_row(f"  {name}", text, source, style="dim" if source == "default" else None)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

@@ -10,6 +10,8 @@ ServiceError
     ├── RedisStartFailed    the embedded Redis ended while starting (full disk, damaged AOF)
     ├── RedisRefused        the server that answers is not the one this directory needs
     └── RedisNotRunning     nobody runs the embedded Redis, and this command does not start it
+
+Stopped                     no error: SIGTERM arrived before there was anything to end in order
 """
 
 
@@ -60,4 +62,8 @@ class RedisRefused(RedisError):
 
 
 class RedisNotRunning(RedisError):
+    pass
+
+
+class Stopped(Exception):
     pass

@@ -18,7 +18,18 @@ Format = Literal["auto", "json", "console"]
 WITHHELD = frozenset({"prompt", "messages", "text", "tokens", "token_ids", "output", "body", "authorization", "password"})
 
 #: Libraries that log each request or download at INFO.
-QUIET = ("httpx", "httpcore", "urllib3", "filelock", "transformers", "huggingface_hub", "numba", "asyncio", "uvicorn.access")
+QUIET = (
+    "uvicorn.error",
+    "httpx",
+    "httpcore",
+    "urllib3",
+    "filelock",
+    "transformers",
+    "huggingface_hub",
+    "numba",
+    "asyncio",
+    "uvicorn.access",
+)
 
 
 def configure(level: str = "info", format: Format = "auto", *, process: str = "", stream: TextIO | None = None) -> None:
@@ -29,7 +40,7 @@ def configure(level: str = "info", format: Format = "auto", *, process: str = ""
     renderers: list[Processor] = (
         [structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback)]
         if as_text
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
+        else [structlog.processors.format_exc_info, _in_order, structlog.processors.JSONRenderer(ensure_ascii=False)]
     )
     handler = logging.StreamHandler(target)
     handler.setFormatter(
@@ -83,8 +94,16 @@ def _shared_processors(process: str) -> list[Processor]:
     ]
 
 
+def _in_order(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """When, how bad, what; then the rest."""
+    event.pop("color_message", None)  # uvicorn's, with escape sequences
+    first = {key: event[key] for key in ("timestamp", "level", "logger", "event") if key in event}
+    return first | dict(event)
+
+
 def _withhold(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     for key in event.keys() & WITHHELD:
         value: Any = event[key]
-        event[key] = f"<withheld, {len(value)} long>" if hasattr(value, "__len__") else "<withheld>"
+        if not isinstance(value, int | float | None):  # a count of tokens is no token
+            event[key] = f"<withheld, {len(value)} long>" if hasattr(value, "__len__") else "<withheld>"
     return event

@@ -1,7 +1,7 @@
 """Opening the job store: is it configured to keep what it acknowledges, and is it the one this data directory belongs to?
 
-Engine and api each keep their own mark (two writers on one file could take each other's back). What the other's file says counts too:
-the directory as a whole belongs to one store.
+Engine and api each keep their own mark (two writers on one file could take each other's back). What the other's file says counts
+too: the directory as a whole belongs to one store.
 """
 
 import secrets
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from service.errors import Stopped
 from service.logs import get_logger
 from service.processes import prepare_directory
 from service.settings import Settings
@@ -29,10 +30,6 @@ _LONGEST_PAUSE = 1.0
 _SAY_AGAIN = 10.0
 
 log = get_logger("store")
-
-
-class Stopped(Exception):
-    """We were told to end before the store was there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +149,8 @@ class StoreOpener:
 def decisive_mark(own: StoreFile | None, others: StoreFile | None, found: StoreIdentity | None) -> StoreFile | None:
     """Which of the directory's two marks to judge the store by: ours, if there is one.
 
-    But where the other's belongs to another store or a later epoch, and the Redis we found is just that, then a person accepted this
-    store (``recover --accept-store``), which voids our mark.
+    But where the other's belongs to another store or a later epoch, and the Redis we found is just that, then a person accepted
+    this store (``recover --accept-store``), which voids our mark.
     """
     if own is None or others is None:
         return own or others

@@ -32,6 +32,7 @@ LOCK_WAIT = "30"  #: seconds a child waits for its lock: the killed one before i
 _TICK = 0.5
 _STARTING_TICK = 0.02
 _SAY_WHY_AFTER = 15.0
+_SECOND_THOUGHT = 0.3
 
 Say = Callable[[str], None]
 MakeChildren = Callable[[Settings], Sequence[Child]]
@@ -66,6 +67,7 @@ class Supervisor:
         self._redis_try_at = 0.0
         self._said_waiting = time.monotonic()
         self._stop_requests = 0
+        self._stop_asked = 0.0
         self._exit = Exit.OK
         self._final_message = ""
         self._ready = ReadyWatch(settings.client_url, say, engine_url=settings.engine_url)
@@ -195,7 +197,10 @@ class Supervisor:
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
         def stop(_number: int, _frame: object) -> None:
-            self._stop_requests += 1
+            # A wrapper may pass on one Ctrl-C twice (timeout, init programs): a person's second thought takes longer.
+            if not self._stop_requests or time.monotonic() - self._stop_asked > _SECOND_THOUGHT:
+                self._stop_requests += 1
+                self._stop_asked = time.monotonic()
 
         handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: stop, signal.SIGCHLD: lambda *_: None}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

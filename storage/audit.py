@@ -1,4 +1,4 @@
-"""Checks the invariant of DESIGN.md against what really is in Redis: for tests, chaos runs and ``recover --verify``. Writes nothing."""
+"""Checks the invariant of DESIGN.md against what really is in Redis: for tests, chaos, ``recover --verify``. Writes nothing."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -77,6 +77,8 @@ def _key_problems(wire: Wire, records: dict[str, JobRecord]) -> Iterator[str]:
             for prefix in (keys.JOB, keys.LOG):
                 if key.startswith(prefix) and key.removeprefix(prefix) not in records:
                     yield f"{key} belongs to no listed job"
+            if key.startswith(keys.IDEMPOTENCY) and wire.call("GET", key) not in records:
+                yield f"{key} names a job that is not there"
         if cursor == "0":
             return
 

@@ -132,9 +132,7 @@ def engine_record(engine_id: str, fields: Mapping[str, str], job_ids: Iterable[s
         prefill_chunk=int(fields["prefill_chunk"]),
         arithmetic_fingerprint=fields["arithmetic"],
     )
-    return EngineRecord(
-        info, fields["incarnation"], int(fields["beat"]), fields["dead"] == "1", tuple(sorted(job_ids))
-    )
+    return EngineRecord(info, fields["incarnation"], int(fields["beat"]), fields["dead"] == "1", tuple(sorted(job_ids)))
 
 
 def owned_jobs(tokens: Iterable[Sequence[str]]) -> tuple[OwnedJob, ...]:

@@ -7,6 +7,7 @@ failed run.
 """
 
 import os
+import re
 import signal
 import threading
 import time
@@ -29,7 +30,7 @@ FAILPOINTS = (
     "pool.after_write",
     "pool.before_sync",
 )
-_ACTIONS = ("kill", "stop", "exit", "raise", "sleep")
+_SYNTAX = re.compile(r"([a-z_.]+)=(?:(kill|stop|exit|raise)|sleep:([0-9]+(?:[.][0-9]+)?))(?:@([1-9][0-9]*))?")
 
 
 class FailpointError(RuntimeError):
@@ -48,12 +49,11 @@ def parse(text: str) -> dict[str, Failpoint]:
     """Raises RuntimeError for what it does not know: a fault that silently never fires is worse than none."""
     points: dict[str, Failpoint] = {}
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        name, _, what = part.partition("=")
-        what, _, at = what.partition("@")
-        action, _, argument = what.partition(":")
-        if action not in _ACTIONS or (at and not at.isdigit()) or (argument and action != "sleep"):
-            raise RuntimeError(f"failpoint {part!r} is not NAME=kill|stop|exit|raise|sleep:SECONDS[@N]")
-        points[name] = Failpoint(name, action, float(argument or 0), int(at or 1))
+        match = _SYNTAX.fullmatch(part)
+        if match is None:
+            raise RuntimeError(f"failpoint {part!r} is not NAME=kill|stop|exit|raise|sleep:SECONDS[@N], N from 1")
+        name, action, seconds, at = match.groups()
+        points[name] = Failpoint(name, action or "sleep", float(seconds or 0), int(at or 1))
     return points
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """Values are validated at the edge (the api); here they are only carried. ``seed`` is always set: the api draws one if need be."""
+    """Values are validated at the edge (the api), here only carried. ``seed`` is always set: the api draws one if need be."""
 
     model: str
     max_tokens: int

@@ -37,7 +37,10 @@ class JobStore(Protocol):
         """Create the store unless one is there; answer with the one that is there."""
 
     def bind(self, identity: StoreIdentity) -> None:
-        """Every later script proves this store id and epoch (else WrongStore). New connections re-check id, epoch and commit mark."""
+        """Every later script proves this store id and epoch (else WrongStore).
+
+        New connections prove id, epoch and commit mark; a counter that falls is WrongStore too.
+        """
 
     def raise_epoch(self) -> StoreIdentity:
         """Accept the store as it is: a new epoch voids marks, owners and incarnations; in-progress jobs go back to the queue."""
@@ -59,7 +62,10 @@ class JobStore(Protocol):
         """Terminal at once in any non-terminal state. The record afterwards; None when there is no such job."""
 
     def wait_hint(self, timeout: float) -> frozenset[str]:
-        """Block until some job changed (ids, maybe stale, maybe none) or ``timeout`` seconds passed. A hint only. Own connection."""
+        """Block until some job changed (ids, maybe stale, maybe none) or ``timeout`` seconds passed.
+
+        A hint only. Own connection and own subscription for each calling thread; what changed before its first call is not seen.
+        """
 
     def queued(self, model_fingerprint: str) -> int: ...
 
@@ -67,18 +73,14 @@ class JobStore(Protocol):
         """Jobs by status, kept by the scripts."""
 
     # engines -------------------------------------------------------------------------------------------------------
-    def register(
-        self, info: EngineInfo, incarnation: str, *, blame: bool, seen: tuple[str, int] | None = None
-    ) -> Registered:
+    def register(self, info: EngineInfo, incarnation: str, *, blame: bool, seen: tuple[str, int] | None = None) -> Registered:
         """Announce a new incarnation and re-own at once what is listed under this engine id (fence + 1).
 
-        ``blame``: the last life ended in a crash that may be a job's fault (adds a strike). ``seen``: the (incarnation, beat) that the
-        caller watched for one lease without change, for a record of another boot id.
+        ``blame``: the last life ended in a crash that may be a job's fault (adds a strike). ``seen``: the (incarnation, beat) that
+        the caller watched for one lease without change, for a record of another boot id. Raises EngineDead.
         """
 
-    def claim(
-        self, engine_id: str, incarnation: str, *, held: Sequence[str], free_pages: int, limit: int
-    ) -> tuple[OwnedJob, ...]:
+    def claim(self, engine_id: str, incarnation: str, *, held: Sequence[str], free_pages: int, limit: int) -> tuple[OwnedJob, ...]:
         """First what is listed under this engine but not in ``held``, then the best of the first 32 queued that fit ``free_pages``.
 
         A job needs ceil((prompt + log length) / page_size) + 1 pages to start, but never more than it can come to need:

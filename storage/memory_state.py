@@ -174,9 +174,7 @@ class State:
         self.hints.publish(record.job_id)
         return job.token
 
-    def claim(
-        self, engine: Engine, held: frozenset[str], free: int, limit: int
-    ) -> tuple[tuple[OwnedJob, ...], bool]:
+    def claim(self, engine: Engine, held: frozenset[str], free: int, limit: int) -> tuple[tuple[OwnedJob, ...], bool]:
         """What is given, and whether anything was written that counts as a commit."""
         given: list[OwnedJob] = []
         for job in self.owned(engine.info.engine_id):

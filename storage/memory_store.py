@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from storage import chain, keys
+from storage import keys
 from storage.errors import EngineDead, WrongStore
 from storage.memory_state import Engine, Job, State
+from storage.memory_verbs import commit_job, new_record, purge_job, refusal, release_job
 from storage.records import (
-    Commit,
     EngineInfo,
     EngineRecord,
     JobAnswer,
@@ -37,10 +37,8 @@ from storage.records import (
 )
 from storage.rules import (
     DEADLINE_MESSAGE,
-    IDEMPOTENCY_HOLD,
     MOVED_PER_CALL,
     POISON_STRIKES,
-    READ_HOLD,
     check_commit,
     check_sweep,
     parse_cursor,
@@ -118,7 +116,7 @@ class MemoryJobStore:
             if len(state.queue(job.model_fingerprint)) >= queue_limit:
                 return Submitted(SubmitOutcome.FULL, job.job_id)
             state.order += 1
-            state.jobs[job.job_id] = Job(_new_record(job, state), job.request_hash, digest)
+            state.jobs[job.job_id] = Job(new_record(job, state), job.request_hash, digest)
             if digest:
                 state.keys[digest] = job.job_id
             state.commit += 1
@@ -187,9 +185,7 @@ class MemoryJobStore:
             return {status: statuses.count(status) for status in JobStatus}
 
     # engines ---------------------------------------------------------------------------------------------------------
-    def register(
-        self, info: EngineInfo, incarnation: str, *, blame: bool, seen: tuple[str, int] | None = None
-    ) -> Registered:
+    def register(self, info: EngineInfo, incarnation: str, *, blame: bool, seen: tuple[str, int] | None = None) -> Registered:
         with self._script() as state:
             old = state.engines.get(info.engine_id)
             owned = state.owned(info.engine_id)
@@ -197,9 +193,9 @@ class MemoryJobStore:
                 if old.dead:
                     raise EngineDead(f"engine {info.engine_id} was declared dead as incarnation {incarnation}")
                 return Registered(RegisterOutcome.REGISTERED, tuple(job.token for job in owned), old.failed)
-            refusal = _refusal(old, owned, info, seen)
-            if refusal is not None and old is not None:
-                return Registered(refusal, holder=state.engine_record(old))
+            refused = refusal(old, owned, info, seen)
+            if refused is not None and old is not None:
+                return Registered(refused, holder=state.engine_record(old))
             failed: list[str] = []
             for job in owned:
                 if blame and job.record.strikes >= POISON_STRIKES:
@@ -214,9 +210,7 @@ class MemoryJobStore:
             tokens = tuple(job.token for job in state.owned(info.engine_id))
             return Registered(RegisterOutcome.REGISTERED, tokens, tuple(failed))
 
-    def claim(
-        self, engine_id: str, incarnation: str, *, held: Sequence[str], free_pages: int, limit: int
-    ) -> tuple[OwnedJob, ...]:
+    def claim(self, engine_id: str, incarnation: str, *, held: Sequence[str], free_pages: int, limit: int) -> tuple[OwnedJob, ...]:
         with self._engine_script(engine_id, incarnation) as state:
             given, changed = state.claim(state.engines[engine_id], frozenset(held), free_pages, limit)
             state.commit += int(changed)
@@ -228,7 +222,7 @@ class MemoryJobStore:
         answers: list[JobAnswer] = []
         for commit in writes.commits:
             with self._engine_script(engine_id, incarnation) as state:
-                answers.append(_commit(state, incarnation, commit))
+                answers.append(commit_job(state, incarnation, commit))
                 state.commit += int(answers[-1] is JobAnswer.OK)
         if writes.drop or writes.publish:
             with self._engine_script(engine_id, incarnation, pool_id) as state:
@@ -240,13 +234,11 @@ class MemoryJobStore:
         with self._lock:
             return StepAnswers(tuple(answers), self._state.commit)
 
-    def release(
-        self, engine_id: str, incarnation: str, jobs: Sequence[OwnedJob], *, affinity: bool
-    ) -> tuple[JobAnswer, ...]:
+    def release(self, engine_id: str, incarnation: str, jobs: Sequence[OwnedJob], *, affinity: bool) -> tuple[JobAnswer, ...]:
         answers: list[JobAnswer] = []
         for owned in jobs:
             with self._engine_script(engine_id, incarnation) as state:
-                answers.append(_release(state, engine_id, incarnation, owned, affinity))
+                answers.append(release_job(state, engine_id, incarnation, owned, affinity))
                 state.commit += int(answers[-1] is JobAnswer.OK)
         return tuple(answers)
 
@@ -297,111 +289,7 @@ class MemoryJobStore:
                 key=lambda job: (job.expires, job.record.job_id),
             )
             check_sweep(due=len(due), finished=len(finished), limit=limit)
-            return sum(_purge(state, job, retention_seconds) for job in due[:limit])
+            return sum(purge_job(state, job, retention_seconds) for job in due[:limit])
 
     def close(self) -> None:
         """Nothing to close."""
-
-
-def _new_record(job: NewJob, state: State) -> JobRecord:
-    return JobRecord(
-        job_id=job.job_id,
-        spec=job.spec,
-        prompt_token_ids=job.prompt_token_ids,
-        model_fingerprint=job.model_fingerprint,
-        max_tokens=job.max_tokens,
-        status=JobStatus.QUEUED,
-        order=state.order,
-        priority=job.priority,
-        tenant=job.tenant,
-        chain=chain.start(job.spec, job.prompt_token_ids, job.job_id),
-        created_at=state.now,
-        deadline_at=None if job.deadline_seconds is None else state.now + job.deadline_seconds,
-        request_id=job.request_id,
-        traceparent=job.traceparent,
-        group=job.group,
-        served_by=job.served_by,
-    )
-
-
-def _refusal(
-    old: Engine | None, owned: Sequence[Job], info: EngineInfo, seen: tuple[str, int] | None
-) -> RegisterOutcome | None:
-    if old is not None and not old.dead and old.info.boot_id != info.boot_id:
-        if seen is None:
-            return RegisterOutcome.OTHER_HOST
-        if seen != (old.incarnation, old.beat):
-            return RegisterOutcome.IN_USE
-    if any(job.record.model_fingerprint != info.model_fingerprint for job in owned):
-        return RegisterOutcome.OTHER_MODEL
-    return None
-
-
-def _commit(state: State, incarnation: str, commit: Commit) -> JobAnswer:
-    job = state.jobs.get(commit.job_id)
-    if job is None:
-        return JobAnswer.GONE
-    record = job.record
-    n = len(commit.tokens)
-    mine = (record.fence, record.incarnation) == (commit.fence, incarnation)
-    reached = record.log_length == commit.expected + n and record.chain == commit.chain
-    if record.status.terminal:
-        made_it_so = mine and reached and commit.finish is not None and commit.finish.status is record.status
-        return JobAnswer.ALREADY if made_it_so else JobAnswer.TERMINAL
-    if not mine or record.status is not JobStatus.IN_PROGRESS:
-        return JobAnswer.FENCED
-    counters = (commit.cached_tokens, commit.tokens_replayed, commit.pages_restored)
-    counted = (commit.fence, commit.expected, *counters, commit.arithmetic_fingerprint)
-    if commit.finish is None and reached and (n > 0 or job.counted == counted):
-        return JobAnswer.ALREADY
-    if record.log_length != commit.expected or (n == 0 and record.chain != commit.chain):
-        return JobAnswer.GAP
-
-    job.entries.extend(commit.tokens)
-    if n > 0:
-        job.charged = 0
-        job.change(strikes=0)
-    else:
-        job.counted = counted
-    job.change(
-        log_length=commit.expected + n,
-        chain=commit.chain,
-        arithmetic_fingerprint=record.arithmetic_fingerprint or commit.arithmetic_fingerprint,
-        cached_tokens=record.cached_tokens + commit.cached_tokens,
-        tokens_replayed=record.tokens_replayed + commit.tokens_replayed,
-        pages_restored=record.pages_restored + commit.pages_restored,
-    )
-    if commit.finish is not None:
-        state.end(job, commit.finish.status, commit.finish.finish_reason, commit.finish.error)
-    else:
-        state.hints.publish(record.job_id)
-    return JobAnswer.OK
-
-
-def _release(state: State, engine_id: str, incarnation: str, owned: OwnedJob, affinity: bool) -> JobAnswer:
-    job = state.jobs.get(owned.job_id)
-    if job is None:
-        return JobAnswer.GONE
-    record = job.record
-    if record.status.terminal:
-        return JobAnswer.TERMINAL
-    if record.status is JobStatus.QUEUED and record.fence == owned.fence and job.released_by == incarnation:
-        return JobAnswer.ALREADY
-    if record.status is JobStatus.QUEUED or (record.fence, record.incarnation) != (owned.fence, incarnation):
-        return JobAnswer.FENCED
-    state.release(job, engine_id, incarnation, affinity)
-    return JobAnswer.OK
-
-
-def _purge(state: State, job: Job, retention: float) -> bool:
-    hold = 0.0 if job.read_at is None else job.read_at + READ_HOLD
-    if job.digest:
-        hold = max(hold, job.record.created_at + IDEMPOTENCY_HOLD)
-    if hold > state.now:
-        job.expires = hold - retention
-        return False
-    del state.jobs[job.record.job_id]
-    state.keys.pop(job.digest, None)
-    state.commit += 1
-    state.hints.publish(job.record.job_id)
-    return True

@@ -187,9 +187,7 @@ class RedisJobStore:
         return {status: int(counts.get(status, "0")) for status in JobStatus}
 
     # engines ---------------------------------------------------------------------------------------------------------
-    def register(
-        self, info: EngineInfo, incarnation: str, *, blame: bool, seen: tuple[str, int] | None = None
-    ) -> Registered:
+    def register(self, info: EngineInfo, incarnation: str, *, blame: bool, seen: tuple[str, int] | None = None) -> Registered:
         seen_incarnation, seen_beat = ("", "") if seen is None else (seen[0], str(seen[1]))
         fields = [text for pair in engine_fields(info).items() for text in pair]
         word, _, *rest = self._session.run(
@@ -204,9 +202,7 @@ class RedisJobStore:
             return Registered(outcome, owned_jobs(rest[0]), tuple(rest[1].split()))
         return Registered(outcome, holder=engine_record(info.engine_id, pairs(rest[0]), rest[1]))
 
-    def claim(
-        self, engine_id: str, incarnation: str, *, held: Sequence[str], free_pages: int, limit: int
-    ) -> tuple[OwnedJob, ...]:
+    def claim(self, engine_id: str, incarnation: str, *, held: Sequence[str], free_pages: int, limit: int) -> tuple[OwnedJob, ...]:
         answer = self._session.run_alive("claim", engine_id, incarnation, str(free_pages), str(limit), *held)
         hit("claim.after")
         return owned_jobs(answer[2])
@@ -226,9 +222,7 @@ class RedisJobStore:
         words = tuple(JobAnswer(answer[0].lower()) for answer in answers[: len(writes.commits)])
         return StepAnswers(words, self._session.mark if not answers else max(int(answer[1]) for answer in answers))
 
-    def release(
-        self, engine_id: str, incarnation: str, jobs: Sequence[OwnedJob], *, affinity: bool
-    ) -> tuple[JobAnswer, ...]:
+    def release(self, engine_id: str, incarnation: str, jobs: Sequence[OwnedJob], *, affinity: bool) -> tuple[JobAnswer, ...]:
         hit("release.before")
         flag = str(int(affinity))
         answers = self._session.run_all(
@@ -289,5 +283,3 @@ def _commit_call(engine_id: str, incarnation: str, commit: Commit) -> Call:
             commit.arithmetic_fingerprint, *map(str, counters), *finish, *log_arguments(commit.tokens),
         ),
     )  # fmt: skip
-
-

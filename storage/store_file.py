@@ -90,9 +90,7 @@ def load_store_file(path: Path) -> StoreFile | None:
 
 
 def _broken(path: Path, why: str) -> StorageError:
-    return StorageError(
-        f"{path} cannot be used: {why}", "put it back from a copy, or remove it to join the store as a new engine"
-    )
+    return StorageError(f"{path} cannot be used: {why}", "put it back from a copy, or remove it to join the store as a new engine")
 
 
 def save_store_file(path: Path, file: StoreFile) -> None:

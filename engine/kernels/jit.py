@@ -56,7 +56,5 @@ def _cache_folder() -> Path:
     digest = hashlib.blake2b(digest_size=8)
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    root = (
-        os.environ.get("NUMBA_CACHE_DIR") or f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/midsentence/kernels"
-    )
+    root = os.environ.get("NUMBA_CACHE_DIR") or f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/midsentence/kernels"
     return Path(root) / digest.hexdigest()

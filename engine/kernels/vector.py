@@ -127,9 +127,7 @@ def make_dots(rows: int, outputs: int) -> Any:
             totals = _loop(builder, whole, args[6], 1, [_sum_lanes(builder, vector) for vector in vectors], tail)
             for r, at in enumerate(_row_offsets(builder, args[8], args[9], rows)):
                 for c in range(outputs):
-                    builder.store(
-                        totals[r * outputs + c], builder.gep(y_data, [builder.add(at, ir.Constant(_INDEX, c))]), align=4
-                    )
+                    builder.store(totals[r * outputs + c], builder.gep(y_data, [builder.add(at, ir.Constant(_INDEX, c))]), align=4)
             return context.get_dummy_value()
 
         index = types.intp

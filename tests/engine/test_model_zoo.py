@@ -76,9 +76,7 @@ def test_sabotaged_attention_is_noticed(zoo, architecture, kind):
     def sabotage(module, args, output):
         return (SABOTAGE[kind](output[0]), *output[1:])
 
-    hooks = [
-        part.register_forward_hook(sabotage) for part in model.module.modules() if type(part).__name__.endswith("Attention")
-    ]
+    hooks = [part.register_forward_hook(sabotage) for part in model.module.modules() if type(part).__name__.endswith("Attention")]
     assert len(hooks) == model.num_layers
     try:
         assert greedy_tokens(model) != expected

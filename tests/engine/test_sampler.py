@@ -33,7 +33,7 @@ def reference_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0
     order = np.argsort(-weights, kind="stable")
     kept = np.ones(len(weights), bool)
     if 0 < top_k < len(weights):
-        kept &= logits >= logits[order[top_k - 1]]
+        kept &= logits >= np.sort(logits)[-top_k]  # of the logits: weights may round to equals
     if top_p < 1.0:
         before = np.cumsum(np.where(kept[order], weights[order], 0.0)) - np.where(kept[order], weights[order], 0.0)
         kept[order] &= before < top_p * weights[kept].sum() * (1 - 1e-12)

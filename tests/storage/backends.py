@@ -1,12 +1,12 @@
 """The job stores under test, with a clock that a test can move: Redis has none, so its stored times are moved instead."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 import redis
 
 from storage import chain, keys
+from storage.audit import audit
 from storage.job_store import JobStore
 from storage.memory_store import MemoryJobStore
 from storage.records import (
@@ -14,10 +14,12 @@ from storage.records import (
     EngineInfo,
     Finish,
     JobRecord,
+    JobStatus,
     LogEntry,
     NewJob,
     OwnedJob,
     StepWrites,
+    SubmitOutcome,
 )
 from storage.redis_store import RedisJobStore
 from tests.servers import RedisServer
@@ -31,6 +33,9 @@ class Backend(Protocol):
     def client(self) -> JobStore: ...
 
     def advance(self, seconds: float) -> None: ...
+
+    def leftovers(self) -> list[str]:
+        """What the audit finds wrong."""
 
     def close(self) -> None: ...
 
@@ -51,6 +56,9 @@ class MemoryBackend:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+
+    def leftovers(self) -> list[str]:
+        return []
 
     def close(self) -> None:
         pass
@@ -82,6 +90,9 @@ class RedisBackend:
             for member in self.raw.zrange(key, 0, -1):
                 pipe.zincrby(key, -seconds, member)
         pipe.execute()
+
+    def leftovers(self) -> list[str]:
+        return audit(self.server.url)
 
     def close(self) -> None:
         for store in self._clients:
@@ -153,4 +164,14 @@ class EngineUnderTest:
         return self.store.renew(self.info.engine_id, self.incarnation)
 
 
-Advance = Callable[[float], None]
+LIMIT = 1000
+
+
+def submit(store: JobStore, job_id: str = "job-1", **values) -> None:
+    assert store.submit(new_job(job_id, **values), queue_limit=LIMIT).outcome is SubmitOutcome.CREATED
+
+
+def status_of(store: JobStore, job_id: str = "job-1") -> JobStatus:
+    record = store.get(job_id)
+    assert record is not None
+    return record.status

@@ -1,0 +1,246 @@
+"""What both job stores promise to clients and operators (storage/job_store.py, PROTOCOL.md 5, 7, 9)."""
+
+import threading
+
+import pytest
+
+from storage import chain
+from storage.errors import EngineDead, StorageError, WrongStore
+from storage.job_store import JobStore
+from storage.records import (
+    Finish,
+    JobAnswer,
+    JobError,
+    JobStatus,
+    LogRead,
+    StoreIdentity,
+    SubmitOutcome,
+)
+from tests.storage.backends import (
+    LIMIT,
+    Backend,
+    EngineUnderTest,
+    commit_of,
+    engine_info,
+    new_job,
+    submit,
+)
+
+
+class TestIdentity:
+    def test_an_empty_store_has_none_and_create_makes_it_once(self, backend: Backend):
+        store = backend.client()
+        assert store.identity() is None
+        first = store.create("a")
+        assert store.create("b") == first == store.identity() == StoreIdentity("a", 1, 0)
+
+    def test_nothing_works_before_bind(self, backend: Backend):
+        store = backend.client()
+        store.create("a")
+        with pytest.raises(WrongStore):
+            store.get("job-1")
+
+    def test_raise_epoch_requeues_and_voids_owners(self, store: JobStore, engine: EngineUnderTest):
+        submit(store)
+        engine.claim()
+        engine.commit("job-1", 5)
+        raised = store.raise_epoch()
+        assert raised.epoch == 2
+        with pytest.raises(WrongStore, match="accepted anew"):
+            store.get("job-1")
+        store.bind(raised)
+        record = store.get("job-1")
+        assert record is not None
+        assert (record.status, record.log_length, record.engine_id) == (JobStatus.QUEUED, 1, "")
+        with pytest.raises(EngineDead):
+            engine.claim()
+        engine.register("inc-2")
+        assert [job.job_id for job in engine.claim()] == ["job-1"]
+        assert store.get("job-1").recoveries == 1
+
+
+class TestSubmit:
+    def test_the_record_is_what_was_submitted(self, store: JobStore):
+        job = new_job(priority=3, tenant="t", request_id="r", traceparent="p", group="g", served_by="s", deadline_seconds=5)
+        store.submit(job, queue_limit=1)
+        record = store.get("job-1")
+        assert record is not None
+        assert (record.spec, record.prompt_token_ids, record.model_fingerprint) == (job.spec, job.prompt_token_ids, "model-a")
+        assert (record.priority, record.tenant, record.request_id, record.traceparent) == (3, "t", "r", "p")
+        assert (record.group, record.served_by, record.max_tokens, record.order) == ("g", "s", 100, 1)
+        assert record.chain == chain.start(job.spec, job.prompt_token_ids, "job-1")
+        assert record.deadline_at == pytest.approx(record.created_at + 5)
+        assert record.started_at is record.finished_at is record.error is None
+
+    def test_its_own_retry_finds_itself(self, store: JobStore):
+        submit(store)
+        assert store.submit(new_job(), queue_limit=0).outcome is SubmitOutcome.EXISTS
+        assert store.counts()[JobStatus.QUEUED] == 1
+
+    def test_idempotency_key(self, store: JobStore):
+        submit(store, idempotency_key="k")
+        same = store.submit(new_job("job-2", idempotency_key="k"), queue_limit=0)
+        assert (same.outcome, same.job_id) == (SubmitOutcome.EXISTS, "job-1")
+        other = store.submit(new_job("job-3", idempotency_key="k", request_hash="other"), queue_limit=LIMIT)
+        assert (other.outcome, other.job_id) == (SubmitOutcome.CONFLICT, "job-1")
+        submit(store, "job-4", idempotency_key="k", tenant="another")
+        submit(store, "job-5", idempotency_key="")
+
+    def test_a_full_queue_refuses_and_keeps_nothing(self, store: JobStore):
+        submit(store)
+        refused = store.submit(new_job("job-2", idempotency_key="k"), queue_limit=1)
+        assert refused.outcome is SubmitOutcome.FULL
+        assert store.get("job-2") is None
+        assert store.submit(new_job("job-2", idempotency_key="k"), queue_limit=2).outcome is SubmitOutcome.CREATED
+        other_model = new_job("job-3", model_fingerprint="model-b")
+        assert store.submit(other_model, queue_limit=1).outcome is SubmitOutcome.CREATED
+        assert (store.queued("model-a"), store.queued("model-b")) == (2, 1)
+
+    def test_text_of_any_language_and_no_prompt(self, store: JobStore):
+        submit(store, spec='{"prompt":"héllo \\u0000 日本 🎈\n"}', prompt_token_ids=())
+        assert store.get("job-1").spec == '{"prompt":"héllo \\u0000 日本 🎈\n"}'
+        assert store.get("job-1").prompt_token_ids == ()
+
+
+class TestEnding:
+    def test_cancel_is_terminal_at_once_in_any_state(self, store: JobStore, engine: EngineUnderTest):
+        submit(store, "queued")
+        assert store.cancel("queued").status is JobStatus.CANCELLED
+        submit(store, "running")
+        engine.claim()
+        engine.commit("running", 5)
+        late = commit_of(store.get("running"), 6)
+        record = store.cancel("running")
+        assert (record.status, record.log_length) == (JobStatus.CANCELLED, 1)
+        assert store.cancel("running") == record
+        assert engine.write(late).commits == (JobAnswer.TERMINAL,)
+        assert engine.renew().owned == engine.claim() == ()
+        assert store.cancel("nobody") is None
+
+    def test_fail_whatever_the_owner(self, store: JobStore, engine: EngineUnderTest):
+        submit(store)
+        engine.claim()
+        record = store.fail("job-1", "chain_broken", "the log does not verify")
+        assert record.error == JobError("chain_broken", "the log does not verify")
+        assert store.fail("job-1", "other", "x") == record
+        assert store.fail("nobody", "x", "y") is None
+
+    def test_deadlines(self, backend: Backend, store: JobStore, engine: EngineUnderTest):
+        submit(store, "a", deadline_seconds=60)
+        submit(store, "b", deadline_seconds=50)
+        submit(store, "c", deadline_seconds=500)
+        engine.claim(limit=1)
+        submit(store, "done", deadline_seconds=1)
+        store.cancel("done")
+        assert store.sweep_deadlines() == ()
+        backend.advance(100)
+        assert store.sweep_deadlines() == ("b", "a")
+        assert store.sweep_deadlines() == ()
+        assert store.get("a").error.code == "deadline_exceeded"
+        assert engine.renew().owned == ()
+
+    def test_counts_follow(self, store: JobStore, engine: EngineUnderTest):
+        for job_id in "abcd":
+            submit(store, job_id)
+        engine.claim(limit=2)
+        engine.commit("a", 1, finish=Finish(JobStatus.INCOMPLETE, "length"))
+        store.cancel("c")
+        expected = {JobStatus.QUEUED: 1, JobStatus.IN_PROGRESS: 1, JobStatus.INCOMPLETE: 1, JobStatus.CANCELLED: 1}
+        assert store.counts() == dict.fromkeys(JobStatus, 0) | expected
+
+
+class TestRetention:
+    def test_purges_whole_jobs_that_ended_long_ago(self, backend: Backend, store: JobStore):
+        submit(store, "old")
+        store.cancel("old")
+        backend.advance(100)
+        submit(store, "young")
+        store.cancel("young")
+        submit(store, "alive")
+        assert store.sweep_expired(50) == 1
+        assert store.get("old") is None
+        assert store.read([LogRead("old")]) == [None]
+        assert {job.job_id for job in store.jobs().jobs} == {"young", "alive"}
+        assert store.sweep_expired(50) == 0
+        submit(store, "old")
+
+    def test_spares_what_somebody_read_lately(self, backend: Backend, store: JobStore):
+        submit(store)
+        store.cancel("job-1")
+        backend.advance(1000)
+        store.read([LogRead("job-1")])
+        assert store.sweep_expired(50) == 0
+        backend.advance(365)
+        assert store.sweep_expired(50) == 1
+
+    def test_an_idempotency_key_lives_a_day_and_as_long_as_its_job(self, backend: Backend, store: JobStore):
+        submit(store, idempotency_key="k")
+        store.cancel("job-1")
+        backend.advance(3600)
+        assert store.sweep_expired(50) == 0
+        assert store.submit(new_job("job-2", idempotency_key="k"), queue_limit=9).outcome is SubmitOutcome.EXISTS
+        backend.advance(23 * 3600 + 1)
+        assert store.sweep_expired(50) == 1
+        assert backend.leftovers() == []
+        submit(store, "job-2", idempotency_key="k")
+
+    def test_stops_when_the_clock_seems_to_have_jumped(self, backend: Backend, store: JobStore):
+        for i in range(12):
+            submit(store, f"job-{i}")
+            store.cancel(f"job-{i}")
+        backend.advance(100)
+        with pytest.raises(StorageError, match="clock step"):
+            store.sweep_expired(50, limit=5)
+        assert len(store.jobs().jobs) == 12
+        assert store.sweep_expired(50, limit=100) == 12
+
+
+class TestReading:
+    def test_pages_newest_first(self, store: JobStore):
+        for i in range(7):
+            submit(store, f"job-{i}")
+        first = store.jobs(limit=3)
+        assert [job.job_id for job in first.jobs] == ["job-6", "job-5", "job-4"]
+        second = store.jobs(limit=3, cursor=first.next_cursor)
+        third = store.jobs(limit=3, cursor=second.next_cursor)
+        assert [job.job_id for job in second.jobs + third.jobs] == ["job-3", "job-2", "job-1", "job-0"]
+        assert third.next_cursor is None
+        assert store.jobs(limit=7).next_cursor is None
+
+    @pytest.mark.parametrize("cursor", ["", "x", "-1", "1.5", "²", "inf"])
+    def test_refuses_a_cursor_that_is_not_ours(self, store: JobStore, cursor: str):
+        with pytest.raises(StorageError, match="cursor"):
+            store.jobs(cursor=cursor)
+
+    def test_filters_by_status_and_tenant(self, store: JobStore):
+        for job_id, tenant in (("a", ""), ("b", "t"), ("c", "t")):
+            submit(store, job_id, tenant=tenant)
+        store.cancel("c")
+        assert [job.job_id for job in store.jobs().jobs] == ["a"]
+        assert [job.job_id for job in store.jobs(tenant="t").jobs] == ["c", "b"]
+        assert [job.job_id for job in store.jobs(tenant="t", status=JobStatus.QUEUED).jobs] == ["b"]
+        assert [job.job_id for job in store.jobs(tenant=None).jobs] == ["c", "b", "a"]
+
+    def test_hints_name_what_changed(self, backend: Backend, store: JobStore):
+        assert store.wait_hint(0.01) == frozenset()
+        submit(store)
+        submit(store, "job-2")
+        seen: set[str] = set()
+        for _ in range(3):
+            seen |= store.wait_hint(0.5 if len(seen) < 2 else 0.01)
+        assert seen == {"job-1", "job-2"}
+
+    def test_a_waiting_thread_wakes(self, store: JobStore):
+        store.wait_hint(0.01)
+        timer = threading.Timer(0.1, lambda: submit(store))
+        timer.start()
+        assert store.wait_hint(10) == {"job-1"}
+        timer.join()
+
+    def test_engines_are_listed(self, store: JobStore, engine: EngineUnderTest):
+        submit(store)
+        engine.claim()
+        engine.renew()
+        (record,) = store.engines()
+        assert record.info == engine_info()
+        assert (record.incarnation, record.beat, record.dead, record.job_ids) == ("inc-1", 2, False, ("job-1",))
