@@ -37,7 +37,7 @@ bench: setup
 
 # Write down what is installed. The local version of torch (+cpu, +cu...) is left open: any build of that version will do.
 lock:
-	$(BIN)/python -m pip freeze --exclude-editable | sed 's/^\(torch==[^+]*\)+.*/\1/' > requirements.lock
+	$(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/^\(torch==[^+]*\)+.*/\1/' > requirements.lock
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache chaos-report

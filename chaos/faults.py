@@ -19,7 +19,7 @@ from service.processes import Exit
 FOLLOW_TIMEOUT = 5.0
 #: An orderly end takes at most this long (the drain), and a little more on a loaded machine.
 DRAIN_TIMEOUT = 25.0
-FAILPOINT_TIMEOUT = 45.0
+FAILPOINT_TIMEOUT = 90.0
 
 
 @dataclass(frozen=True, slots=True)

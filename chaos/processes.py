@@ -1,7 +1,8 @@
 """Processes of the product, seen from outside: which are ours, which live, how they are ended.
 
 A process is ours when its environment carries this run's mark: children and grandchildren inherit it, so that even one whose
-parents are all dead (the embedded Redis outlives its supervisor) is found, and a pid that was used again by a stranger is never signalled.
+parents are all dead (the embedded Redis outlives its supervisor) is found, and a pid that was used again by a stranger is never
+signalled.
 """
 
 import contextlib

@@ -23,8 +23,21 @@ SLOT_ATTRIBUTE = "midsentence_slot"
 # What models hand on to every attention without meaning for ours: positions are applied before, masks are ours, outputs are not
 # recorded.
 _MEANINGLESS = frozenset(
-    """position_ids cache_position use_cache cache past_key_values output_attentions output_hidden_states output_router_logits
-    return_dict head_mask layer_head_mask layer_idx position_embeddings""".split()
+    [
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "cache",
+        "past_key_values",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+        "head_mask",
+        "layer_head_mask",
+        "layer_idx",
+        "position_embeddings",
+    ]
 )
 
 

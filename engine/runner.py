@@ -29,7 +29,7 @@ class ModelRunner:
         shape = model.geometry(page_size).page_shape
         if tuple(pool.shape[1:]) != shape or pool.dtype != torch.float32 or not pool.is_contiguous() or pool.device.type != "cpu":
             raise InvalidCall(
-                f"the pool must be contiguous float32 [num_pages, {', '.join(map(str, shape))}], not {pool.dtype} {list(pool.shape)}"
+                f"the pool must be contiguous float32 [num_pages, *{list(shape)}], not {pool.dtype} {list(pool.shape)}"
             )
         if prefill_chunk < 1:
             raise InvalidCall(f"prefill_chunk must be at least 1, not {prefill_chunk}")

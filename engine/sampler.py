@@ -158,7 +158,8 @@ def _top_k(scores: npt.NDArray[np.floating], k: int) -> _Ids:
 
 
 def _top_p(weights: _F64, p: float) -> _Ids:
-    """Indices, ascending, of the smallest set of largest weights that holds at least ``p`` of the sum; lower index first among equals.
+    """Indices, ascending, of the smallest set of largest weights that holds at least ``p`` of the sum; lower index first among
+    equals.
 
     Sorting 49k weights costs 5 ms. But weights below (1 - p) / n of the sum come to less than 1 - p of it together, so the set lies
     among the others, which are mostly few.

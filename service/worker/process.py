@@ -26,7 +26,7 @@ from service.logs import get_logger
 from service.metrics import EngineMetrics
 from service.processes import Exit
 from service.settings import Settings
-from service.store_access import MarkWriter, OpenStore, Stopped, open_store
+from service.store_access import MarkWriter, OpenStore, open_store
 from service.worker.build import Parts, build_parts, explain_refusal, load, refuse_other_model
 from service.worker.loop import EngineLoop
 from service.worker.observer import EngineObserver
@@ -272,10 +272,7 @@ def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float 
     signal.signal(signal.SIGINT, on_signal)
     with EngineHttp(settings, registry, lambda: worker[0].readiness() if worker else {"starting": "the model is being loaded"}):
         loaded = load(settings)
-        try:
-            opened = open_store(settings, role="engine", stop=stop)
-        except Stopped:
-            return Exit.OK
+        opened = open_store(settings, role="engine", stop=stop)
         refuse_other_model(opened, settings.model, loaded.fingerprint)
         worker.append(EngineWorker(settings, build_parts(settings, loaded, lock_wait=lock_wait), opened, registry))
         if stop.is_set():

@@ -164,7 +164,7 @@ def test_code_that_a_model_brings_along_is_not_run(tmp_path):
     config |= {"model_type": "homemade", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "evil.py").write_text("raise SystemExit('ran')")
-    with pytest.raises(UnsupportedModel, match="homemade|own code|evil"):
+    with pytest.raises(UnsupportedModel, match="homemade"):
         load_model(folder, threads=2)
 
 

@@ -1,4 +1,4 @@
-"""The engine's loop against the in-memory store: crashes, lost replies, takeovers, cancels. Every job ends with the tokens it has alone."""
+"""The engine loop against the in-memory store: crashes, lost replies, takeovers. Every job ends with the tokens it has alone."""
 
 import random
 from dataclasses import replace
