@@ -4,8 +4,9 @@ FROM python:3.11-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/midsentence
 WORKDIR /src
-# torch first and from its own index: the one on PyPI brings CUDA along. The lock then finds it there.
-RUN /opt/midsentence/bin/pip install --index-url https://download.pytorch.org/whl/cpu --no-deps torch==2.13.0
+# torch first: the build on PyPI brings CUDA along. Name PyTorch's index of CPU builds to save gigabytes; the lock then finds it there.
+ARG TORCH_INDEX_URL
+RUN /opt/midsentence/bin/pip install ${TORCH_INDEX_URL:+--index-url $TORCH_INDEX_URL} --no-deps torch==2.13.0
 COPY requirements.lock ./
 RUN /opt/midsentence/bin/pip install --no-deps -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
