@@ -19,7 +19,7 @@ from chaos.scenarios import SCENARIOS, TIERS, Scenario
 from chaos.stage import perform
 from chaos.workload import DEMO, TINY, Catalogue
 
-_CASES = 24
+_CASES = 18
 _REPORT = ROOT / "chaos-report"
 
 

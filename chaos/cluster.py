@@ -65,7 +65,7 @@ class Cluster:
     def __init__(self, place: Path, options: ClusterOptions) -> None:
         self.place = place
         self.options = options
-        self.family = Family()
+        self.family = Family(place)
         self.logs = place / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.failpoint_log = place / "failpoints.log"

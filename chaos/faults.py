@@ -92,7 +92,7 @@ class KillSupervisor:
         children = {role: cluster.require_pid(role) for role in ("engine", "api")}
         old = cluster.signal("supervisor", signal.SIGKILL)
         wait_until(lambda: all(map(cluster.family.gone, [old, *children.values()])), FOLLOW_TIMEOUT, f"the end of {children}")
-        redis = cluster.pid("redis")
+        redis = cluster.require_pid("redis", FOLLOW_TIMEOUT)
         left = [pid for pid in cluster.family.living() if pid != redis]
         return Proof(not left, f"supervisor {old}, {children} are dead; redis {redis} lives; else left: {left}")
 
@@ -129,7 +129,7 @@ class SecondStart:
 
     def apply(self, cluster: Cluster) -> Proof:
         roles = ("supervisor", "engine", "api", "redis")
-        before = {role: cluster.pid(role) for role in roles}
+        before = {role: cluster.require_pid(role) for role in roles}
         codes = []
         for second in (cluster.serve_again_beside, cluster.engine_again_beside):
             done = second()

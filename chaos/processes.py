@@ -1,8 +1,8 @@
 """Processes of the product, seen from outside: which are ours, which live, how they are ended.
 
 A process is ours when its environment carries this run's mark: children and grandchildren inherit it, so that even one whose
-parents are all dead (the embedded Redis outlives its supervisor) is found, and a pid that was used again by a stranger is never
-signalled.
+parents are all dead is found, and a pid that was used again by a stranger is never signalled. A Redis writes its title over its
+environment, so a process that works in a directory of this run is ours, too.
 """
 
 import contextlib
@@ -56,6 +56,7 @@ def command_of(pid: int) -> str:
 class Family:
     """All processes started by one run of one cluster, directly or not."""
 
+    place: Path  #: directory of this run
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -80,7 +81,12 @@ class Family:
         return process
 
     def owns(self, pid: int) -> bool:
-        return f"{MARK}={self.mark}".encode() in environment_of(pid).split(b"\0")
+        if f"{MARK}={self.mark}".encode() in environment_of(pid).split(b"\0"):
+            return True
+        try:
+            return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(self.place)
+        except OSError:
+            return False
 
     def living(self) -> list[int]:
         """Pids of all processes of this family that are not dead."""

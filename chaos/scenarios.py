@@ -147,10 +147,10 @@ def supervisor_kills(stage: Stage, kills: int) -> None:
     with stage.traffic():
         for _ in range(kills):
             _random_moment(stage)
-            redis = stage.cluster.pid("redis")
+            redis = stage.cluster.require_pid("redis")
             stage.inflict(KillSupervisor())
             stage.cluster.serve()
-            if stage.cluster.pid("redis") != redis:
+            if stage.cluster.require_pid("redis") != redis:
                 stage.violate("I1", "a second Redis was started beside the one that outlived its supervisor")
 
 
@@ -223,7 +223,7 @@ def two_engines(stage: Stage, kills: int) -> None:
 def redis_pauses(stage: Stage, pauses: int) -> None:
     """Longer than the lease: every engine looks still, and none may be declared dead for it."""
     _serve(stage)
-    engine = stage.cluster.pid("engine")
+    engine = stage.cluster.require_pid("engine")
     lease = float(stage.cluster.options.environment()["MIDSENTENCE_LEASE_SECONDS"])
     with stage.traffic():
         for _ in range(pauses):

@@ -47,7 +47,7 @@ class Size:
 
 
 #: A step of the tiny model takes a few milliseconds: its jobs must be long, or every kill would find them finished.
-TINY = Size(short=(20, 60), long=(260, 380), prompt=(3, 110))
+TINY = Size(short=(20, 60), long=(180, 320), prompt=(3, 110))
 DEMO = Size(short=(8, 24), long=(60, 120), prompt=(3, 110))
 
 

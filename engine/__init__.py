@@ -7,6 +7,8 @@ Names are loaded on first use: bookkeeping (``PageManager``) must not cost an im
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import engine.threads  # noqa: F401  (before torch is loaded: see there)
+
 if TYPE_CHECKING:
     from engine.cache import PagedKVCache
     from engine.core import Engine, StepResult

@@ -55,7 +55,7 @@ class PagedInferenceEngine:
         self._count = 0
 
     def generate(self, prompt: str, max_new_tokens: int = 32, *, sampling: SamplingParams = GREEDY) -> str:
-        """Continue ``prompt`` by at most ``max_new_tokens`` tokens; the new text alone. Greedy unless ``sampling`` says otherwise."""
+        """Continue ``prompt`` by at most ``max_new_tokens`` tokens; the new text alone. Greedy unless ``sampling`` is given."""
         return self.generate_all([prompt], max_new_tokens, sampling=sampling)[0]
 
     def generate_all(self, prompts: list[str], max_new_tokens: int = 32, *, sampling: SamplingParams = GREEDY) -> list[str]:

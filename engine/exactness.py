@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import binding  # type: ignore[import-untyped]
+from llvmlite import binding
 
 from engine.attention import RowsCall
 from engine.kernels.attention import attend_rows

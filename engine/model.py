@@ -1,7 +1,9 @@
 """Load a model, make it ours, and prove that it is the same model: or refuse it by name."""
 
+import json
 import threading
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +99,16 @@ def _read_config(folder: Path) -> Any:
             f"{folder} lacks config.json or safetensors weights", "see engine.model_source.resolve", name=str(folder)
         )
     try:
+        kind = json.loads((folder / "config.json").read_bytes()).get("model_type")
+    except ValueError as error:
+        raise ModelFilesInvalid(f"{folder / 'config.json'} is not JSON: {error}", "download it again", name=str(folder)) from error
+    try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
+        # Not the library's own words: they advise to trust the code.
         raise UnsupportedModel(
-            f"transformers does not know the model in {folder}: {error}",
-            "models that bring their own code are not run",
+            f"model type {kind} is unknown to transformers {version('transformers')}",
+            "a newer transformers may know it; code that models bring along is not run",
             name=str(folder),
             field="model_type",
         ) from error

@@ -48,7 +48,7 @@ class PageManager:
             self._holders[page].append(owner)
 
     def free(self, page_ids: Iterable[int], owner: str | None = None) -> None:
-        """``owner`` lets go of each page; pages nobody holds any more are free. Without ``owner`` each page must have a single holder.
+        """``owner`` lets go of each page; pages nobody holds any more are free. Without ``owner`` a page must have one holder.
 
         Raises:
             ValueError: a page is not held (double free), not by ``owner``, or shared and no owner was named; nothing was changed.

@@ -8,6 +8,7 @@ import torch
 
 from engine.attention import ChunkCall, RowsCall
 from engine.errors import InvalidCall
+from engine.kernels.jit import use_threads
 from engine.model import LoadedModel
 from engine.rowwise import functional_rows
 
@@ -105,6 +106,7 @@ class ModelRunner:
             "use_cache": False,
         }
         with model.lock, torch.inference_mode(), functional_rows(model.functional_rows if isinstance(call, RowsCall) else None):
+            use_threads(model.threads)
             model.slot.call = call
             try:
                 if rows is None:

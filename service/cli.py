@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -77,7 +78,7 @@ def serve(loaded: LoadedSettings) -> None:
 @with_settings()
 def api(loaded: LoadedSettings, death_pipe: DeathPipe = None, lock_wait: LockWait = 0.0) -> None:
     """Run the API alone. Uses the Redis of --redis-url, or the embedded one that serves the data directory."""
-    _as_process("api", loaded.settings, death_pipe, lambda settings: _run_api(settings, lock_wait))
+    _as_process("api", loaded.settings, death_pipe, lock_wait, _run_api)
 
 
 @app.command(rich_help_panel="Server")
@@ -86,14 +87,13 @@ def engine(
     loaded: LoadedSettings, death_pipe: DeathPipe = None, lock_wait: LockWait = 0.0, last_exit: Told = LastExit.CRASH
 ) -> None:
     """Run one engine alone. Nobody tells it how its last life ended, so it takes it for a crash."""
-    _as_process("engine", loaded.settings, death_pipe, lambda settings: _run_engine(settings, last_exit, lock_wait))
+    _as_process("engine", loaded.settings, death_pipe, lock_wait, lambda settings: _run_engine(settings, last_exit, lock_wait))
 
 
-def _run_api(settings: Settings, lock_wait: float) -> int:
+def _run_api(settings: Settings) -> int:
     from service.api.server import run
 
-    with FileLock(settings.run_dir / "api.lock", f"an api on {settings.data_dir}").acquire(lock_wait):
-        return run(settings)
+    return run(settings)
 
 
 def _run_engine(settings: Settings, last_exit: LastExit, lock_wait: float) -> int:
@@ -102,27 +102,38 @@ def _run_engine(settings: Settings, last_exit: LastExit, lock_wait: float) -> in
     return run(settings, last_exit=last_exit.value, lock_wait=lock_wait)
 
 
-def _as_process(name: str, settings: Settings, death_pipe: int | None, run: Callable[[Settings], int]) -> None:
+def _as_process(
+    name: str, settings: Settings, death_pipe: int | None, lock_wait: float, run: Callable[[Settings], int]
+) -> None:
     """What api and engine share: tied to their parent, logging, a pid file, a last word for the supervisor when they refuse."""
     if death_pipe is not None:
         die_with_parent(death_pipe)
     _start_logging(settings, name)
     prepare_directory(settings.data_dir)
     run_dir = prepare_directory(settings.run_dir)
-    pid_file = run_dir / f"{name}.pid"
+    lock = FileLock(run_dir / f"{name}.lock", f"an {name} on {settings.data_dir}")
     try:
-        write_pid_file(pid_file, os.getpid())
-        code = run(_with_redis(settings))
+        # The lock comes before the pid file: a second one, refused, took the first one's file away with it.
+        with lock.acquire(lock_wait), _pid_file(run_dir / f"{name}.pid", keep=death_pipe is not None):
+            code = run(_with_redis(settings))
     except Stopped:
         code = Exit.OK
     except Refusals as error:
         if death_pipe is not None:
             refusal_file(run_dir, name).write_text(str(error))
         raise
-    finally:
-        if death_pipe is None:
-            pid_file.unlink(missing_ok=True)
     raise typer.Exit(code)
+
+
+@contextmanager
+def _pid_file(path: Path, *, keep: bool) -> Iterator[None]:
+    """``keep``: it is the supervisor's to remove."""
+    write_pid_file(path, os.getpid())
+    try:
+        yield
+    finally:
+        if not keep:
+            path.unlink(missing_ok=True)
 
 
 def _with_redis(settings: Settings) -> Settings:

@@ -86,6 +86,8 @@ class JobClient:
                         if lost:
                             yield Event("resumed", {"after": seen, "pause": waiting.waited()})
                         lost, waiting = False, _Waiting(self._patience)
+                        if not message.data:  # a keep-alive comment: httpx-sse makes an empty event of it once an id was seen
+                            continue
                         event = _parse(message)
                         seen = _check_order(event, message, seen)
                         yield event

@@ -1,4 +1,4 @@
-"""``midsentence demo``: the same two jobs, uninterrupted and with each process killed in their midst; all must give the same tokens.
+"""``midsentence demo``: two jobs, uninterrupted and with each process killed in their midst; all must give the same tokens.
 
 Everything here is seen from outside: over HTTP, by signals, by pid files.
 """
@@ -18,7 +18,7 @@ from service.demo_view import DemoView
 from service.processes import Exit
 
 MAX_TOKENS = 96
-PROMPT = "The old lighthouse keeper climbed the stairs for the last time. When he reached the lamp,"
+PROMPT = "Tell me a story about an old lighthouse keeper."
 _KILL_BETWEEN = (0.3, 0.6)  #: at a random point of this part of the text
 _TRIES = 3
 _ROUND_WITHIN = 600.0
@@ -56,13 +56,13 @@ class Outcome:
     streams: dict[str, Stream]
     jobs: dict[str, dict[str, Any]]
     killed_at: dict[str, int]  #: tokens seen when the kill came; empty without a kill
-    pause: float = 0.0
 
 
 def run(model: str, keep: Path | None) -> int:
     """Exit code 0 only when every token of every round is that of the uninterrupted one. Raises ServiceError."""
     view = DemoView()
     view.say("Midsentence: two jobs, one greedy and one sampled with a seed. First in peace, then with kill -9.", "bold")
+    view.say(f"Prompt: {PROMPT}", "dim")
     with stage(model, keep) as server, JobClient(server.url) as client:
         _wait(server, view)
         good = _show(server, client, view)
@@ -79,7 +79,9 @@ def run(model: str, keep: Path | None) -> int:
 def _wait(server: Stage, view: DemoView) -> None:
     began = time.monotonic()
     view.say("Starting the server (the first time it also converts the model and compiles its kernels) ...", "dim")
+    view.begin_wait()
     server.wait_until_ready(lambda _why: view.tick())
+    view.end_wait()
     view.say(f"Ready after {time.monotonic() - began:.1f} s at {server.url}", "dim")
 
 
@@ -133,14 +135,14 @@ class Round:
 
     def play(self) -> Outcome:
         for name, sampling in SAMPLINGS.items():
-            body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "ignore_eos": True, **sampling}
+            body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS, "ignore_eos": True, **sampling}
             self._streams[name] = Stream(name, self._client.submit(body))
         for stream in self._streams.values():
             threading.Thread(target=self._follow, args=(stream,), name=stream.sampling, daemon=True).start()
-        self._view.begin_text(PROMPT)
+        self._view.begin_text()
         self._watch()
         jobs = {name: self._client.job(stream.job_id) for name, stream in self._streams.items()}
-        return Outcome(self._streams, jobs, self._killed_at, self._pause())
+        return Outcome(self._streams, jobs, self._killed_at)
 
     def _follow(self, stream: Stream) -> None:
         try:
@@ -201,13 +203,6 @@ class Round:
                 later.append((stream, event))
         for item in later:
             self._events.put(item)
-
-    def _pause(self) -> float:
-        """The longest silence that the shown stream's client met from the kill on."""
-        if not self._killed_at:
-            return 0.0
-        arrivals = self._streams[self._shown].arrivals[max(0, self._killed_at[self._shown] - 1) :]
-        return max((after - before for before, after in zip(arrivals, arrivals[1:], strict=False)), default=0.0)
 
 
 def _judge(view: DemoView, outcome: Outcome, reference: Outcome) -> bool:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -89,16 +90,15 @@ def stage(model: str, keep: Path | None) -> Iterator[Stage]:
     server = Stage(directory, model)
     try:
         yield server
-    except Exception as error:
-        error.add_note(f"data and logs are kept in {directory}")
-        server.end()
+    except Exception:
+        keep = directory
         raise
-    except BaseException:
+    finally:
         server.end()
-        raise
-    server.end()
-    if keep is None:
-        shutil.rmtree(directory, ignore_errors=True)
+        if keep is None:
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            print(f"Data and logs are in {directory}", file=sys.stderr)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -30,22 +30,28 @@ class DemoView:
     def check(self, ok: bool, text: str) -> None:
         self._new_line()
         mark, style = ("✓", "green") if ok else ("✗", "bold red")
-        self._console.print(f"  [{style}]{mark}[/] {text}")
+        self._console.print(f"  [{style}]{mark}[/] {text}", soft_wrap=True)
 
-    def begin_text(self, prompt: str) -> None:
+    def begin_text(self) -> None:
         self._style = ""
-        self._write(prompt, "dim")
 
     def token(self, text: str) -> None:
         self._write(terminal_safe(text), self._style)
 
     def killed(self, name: str, pid: int, seen: int) -> None:
         self._new_line()
-        self._console.print(
-            f"  [bold red]⚡ kill -9 {pid}[/] [red](the {name}, after token {seen}, in the middle of a sentence)[/]"
-        )
-        self._waiting_since = time.monotonic()
+        shown = {"api": "the API", "redis": "Redis"}.get(name, f"the {name}")
+        self._console.print(f"  [bold red]⚡ kill -9 {pid}[/] [red]({shown}, after token {seen}, in the middle of a sentence)[/]")
+        self.begin_wait()
         self._style = "cyan"
+
+    def begin_wait(self) -> None:
+        self._waiting_since = time.monotonic()
+
+    def end_wait(self) -> None:
+        if self._waiting_since is not None and self._console.is_terminal:
+            self._console.out("\r", end="")
+        self._waiting_since = None
 
     def tick(self) -> None:
         """Called often: on a terminal the pause can be watched."""
@@ -53,9 +59,7 @@ class DemoView:
             self._console.out(f"\r  … {time.monotonic() - self._waiting_since:4.1f} s", style="yellow", end="")
 
     def resumed(self, pause: float) -> None:
-        if self._waiting_since is not None and self._console.is_terminal:
-            self._console.out("\r", end="")
-        self._waiting_since = None
+        self.end_wait()
         self._console.print(f"  [yellow]… {pause:.1f} s later it goes on:[/]")
         self._column = 0
 
@@ -63,8 +67,9 @@ class DemoView:
         """Tokens end to end, broken at spaces near the margin."""
         width = min(self._console.width, _WRAP) - 2
         for piece in _pieces(text):
-            if piece == "\n" or (self._column + len(piece) > width and self._column):
+            if piece == "\n" or (self._column + len(piece) > width and piece.startswith(" ")):
                 self._new_line()
+            if self._column == 0:
                 piece = piece.lstrip()
             if not piece:
                 continue

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["F32", "I32", "inline", "kernel", "torch"]
+__all__ = ["F32", "I32", "inline", "kernel", "torch", "use_threads"]
 
 if numba.config.THREADING_LAYER == "default":  # else the user chose one by NUMBA_THREADING_LAYER
     numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
@@ -50,6 +50,11 @@ def inline(function: _Function) -> _Function:
     """A helper that kernels call; compiled into them."""
     compiled: _Function = numba.njit(nogil=True, error_model="numpy")(function)
     return compiled
+
+
+def use_threads(threads: int) -> None:
+    """Let kernels called by this thread take ``threads`` threads (the setting is per thread); the results do not depend on it."""
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
 
 def _cache_folder() -> Path:

@@ -1,7 +1,7 @@
 """y = x Wᵀ + b for generated rows: a row's bits never depend on the other rows of the call."""
 
 import numba
-from llvmlite import binding  # type: ignore[import-untyped]
+from llvmlite import binding
 
 from engine.kernels.jit import F32, inline, kernel
 from engine.kernels.vector import make_dots

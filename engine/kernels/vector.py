@@ -6,7 +6,7 @@ Flat arrays and offsets (in elements) instead of views: making a numba array vie
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic

@@ -121,9 +121,10 @@ class EngineLoop:
             self._wakeups.event.clear()
             self._checkpointer.collect()
             self._apply_answers()
+            claimed = self._take_claimed()  # an answer that nobody takes in would be waited for, and its jobs never released
             if self._checkpointer.has_writes and not self._pending:
                 self._send(())
-            if not self._pending and not self._checkpointer.in_flight and self._claiming is None:
+            if not self._pending and not self._checkpointer.in_flight and claimed:
                 return True
             self._wakeups.event.wait(0.01)
         return False
@@ -216,20 +217,8 @@ class EngineLoop:
 
     def _claim(self) -> None:
         """Take in what was claimed; claim more when there is room and reason to."""
-        if self._claiming is not None:
-            if not self._claiming.done():
-                return
-            claiming, self._claiming = self._claiming, None
-            self._renewals.clear()  # one that is older than this claim does not list its jobs; the next comes in a second
-            hit("worker.after_claim")
-            try:
-                for taken in claiming.result():
-                    self._take(taken)
-            except EngineDead:
-                self._dead = True
-            except WrongStore as error:
-                self._refuse(error)
-            self.state.scanned = True
+        if not self._take_claimed():
+            return
         room = self._engine.scheduler.budget.max_running - len(self._held)
         now = time.monotonic()
         if self._dead or self.state.refused or self._store.away_since or room <= 0:
@@ -247,6 +236,25 @@ class EngineLoop:
                 store.claim(who.info.engine_id, who.incarnation, held=held, free_pages=free_pages, limit=room),
             )
         )
+
+    def _take_claimed(self) -> bool:
+        """Take in what a claim was answered with. False while its answer is on the way."""
+        if self._claiming is None:
+            return True
+        if not self._claiming.done():
+            return False
+        claiming, self._claiming = self._claiming, None
+        self._renewals.clear()  # one that is older than this claim does not list its jobs; the next comes in a second
+        hit("worker.after_claim")
+        try:
+            for taken in claiming.result():
+                self._take(taken)
+        except EngineDead:
+            self._dead = True
+        except WrongStore as error:
+            self._refuse(error)
+        self.state.scanned = True
+        return True
 
     def _free_pages(self) -> int:
         cache = self._engine.cache

@@ -100,7 +100,7 @@ PLANTED: dict[str, tuple[str, str, Callable[[], Run]]] = {
     "an end that comes early": (
         "I2",
         "told the end at 3",
-        lambda: run_of(swapped(11)[:11] + [Event("c0", JOB, 2, 15.0, "done", 4)]),
+        lambda: run_of([*swapped(11)[:11], Event("c0", JOB, 2, 15.0, "done", 4)]),
     ),
     "an end with a wrong id": ("I2", "terminal event with id 4", lambda: run_of(swapped(12, Event("c0", JOB, 2, 15.0, "done", 4)))),
     "an event after the end": (

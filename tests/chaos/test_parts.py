@@ -1,6 +1,7 @@
 """The parts of the chaos suite that decide nothing about the product, but would hide a fault if they were wrong."""
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from random import Random
@@ -84,9 +85,9 @@ def test_a_stop_string_is_one_that_the_answer_reaches_once_past_the_middle():
 
 
 def test_a_family_knows_its_orphans_and_no_strangers(tmp_path: Path):
-    family, stranger = Family(), Family()
+    family, stranger = Family(tmp_path), Family(tmp_path / "other")
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)"
-    parent = family.start([sys.executable, "-c", code], environment={}, log=tmp_path / "log", folder=tmp_path)
+    parent = family.start([sys.executable, "-c", code], environment={}, log=tmp_path / "log", folder=Path("/"))
     parent.wait(20)
     wait_until(lambda: len(family.living()) == 1, 10.0, "the orphan")
     (orphan,) = family.living()
@@ -97,9 +98,21 @@ def test_a_family_knows_its_orphans_and_no_strangers(tmp_path: Path):
     assert family.gone(orphan)
 
 
-def test_the_environment_of_a_run_has_no_settings_of_this_one(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_without_the_mark_is_known_by_its_directory(tmp_path: Path):
+    """A Redis server overwrites its environment with its title: found when none of them was ever killed."""
+    family = Family(tmp_path)
+    unmarked = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], cwd=tmp_path)
+    try:
+        wait_until(lambda: family.living() == [unmarked.pid], 10.0, "the process in our directory")
+    finally:
+        family.end()
+        unmarked.kill()
+    assert unmarked.wait(10) == -signal.SIGKILL
+
+
+def test_the_environment_of_a_run_has_no_settings_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MIDSENTENCE_PAGE_SIZE", "1")
-    assert "MIDSENTENCE_PAGE_SIZE" not in Family().environment({})
+    assert "MIDSENTENCE_PAGE_SIZE" not in Family(tmp_path).environment({})
 
 
 def test_what_does_not_come_true_is_a_timeout_that_says_what():

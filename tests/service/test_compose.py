@@ -1,6 +1,6 @@
 """docker-compose.yml against the essentials of the compose specification, and against what the product needs of it.
 
-There is no Docker here: this file is what keeps the compose file honest. The schema holds only the keys that we use, so a misspelt or
+There is no Docker here: these tests keep the compose file honest. The schema holds only the keys that we use, so a misspelt or
 misplaced one is found; the full schema of compose-spec was tried by hand.
 """
 
@@ -122,9 +122,7 @@ def test_engine_and_api_share_no_data_directory(services):
 def test_the_settings_it_gives_are_settings(services):
     """What a typing error would break only in production."""
     for name in ("engine", "api"):
-        environment = {
-            key: re.sub(r"\$\{\w+:-(.*)\}", r"\1", str(value)) for key, value in services[name]["environment"].items()
-        }
+        environment = {key: re.sub(r"\$\{\w+:-(.*)\}", r"\1", str(value)) for key, value in services[name]["environment"].items()}
         settings = load_settings(environ=environment).settings
         assert settings.redis_url == "redis://redis:6379/0"
         assert settings.host == "0.0.0.0"

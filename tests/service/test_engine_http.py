@@ -1,0 +1,60 @@
+"""The engine's port: metrics and health while the step loop is busy."""
+
+import json
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from service.engine_http import EngineHttp
+from service.errors import PortInUse
+from service.settings import Settings
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def get(port, path):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_it_answers_metrics_and_health(port):
+    registry = CollectorRegistry()
+    Counter("midsentence_things", "Things.", registry=registry).inc(3)
+    reasons = {"starting": "the model is being loaded"}
+    with EngineHttp(Settings(engine_port=port), registry, lambda: reasons):
+        assert get(port, "/livez")[0] == 200
+        status, body = get(port, "/readyz")
+        assert (status, json.loads(body)["reasons"]) == (503, reasons)
+        reasons = {}
+        assert get(port, "/readyz")[0] == 200
+        assert b"midsentence_things_total 3.0" in get(port, "/metrics?x=1")[1]
+        assert "version" in json.loads(get(port, "/version")[1])
+        assert get(port, "/nothing")[0] == 404
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_taken_port_is_refused_with_the_flag_that_helps(port):
+    with (
+        EngineHttp(Settings(engine_port=port), CollectorRegistry(), dict),
+        pytest.raises(PortInUse, match="choose another --engine-port"),
+        EngineHttp(Settings(engine_port=port), CollectorRegistry(), dict),
+    ):
+        raise AssertionError
+
+
+def test_port_0_is_off():
+    with EngineHttp(Settings(engine_port=0), CollectorRegistry(), dict):
+        pass
