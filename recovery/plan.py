@@ -90,9 +90,7 @@ def _plan_job(job: ObservedJob, seen: Observation, usable: Callable[[str], bool]
     except LogDamaged as error:
         return JobPlan(record.job_id, Action.FAIL, committed, reason=f"log_damaged: {error}", fence=fence)
     restored = _leading_pages(record, tokens, seen, usable)
-    begin = restart(
-        len(record.prompt_token_ids), len(tokens), restored, page_size=seen.page_size, prefill_chunk=seen.prefill_chunk
-    )
+    begin = restart(len(record.prompt_token_ids), len(tokens), restored, page_size=seen.page_size, prefill_chunk=seen.prefill_chunk)
     if not record.fence:
         return JobPlan(record.job_id, Action.START, committed, fence=fence)
     action = Action.RESUME if restored else Action.REPLAY

@@ -102,9 +102,7 @@ def _run_engine(settings: Settings, last_exit: LastExit, lock_wait: float) -> in
     return run(settings, last_exit=last_exit.value, lock_wait=lock_wait)
 
 
-def _as_process(
-    name: str, settings: Settings, death_pipe: int | None, lock_wait: float, run: Callable[[Settings], int]
-) -> None:
+def _as_process(name: str, settings: Settings, death_pipe: int | None, lock_wait: float, run: Callable[[Settings], int]) -> None:
     """What api and engine share: tied to their parent, logging, a pid file, a last word for the supervisor when they refuse."""
     if death_pipe is not None:
         die_with_parent(death_pipe)

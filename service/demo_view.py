@@ -50,13 +50,13 @@ class DemoView:
 
     def end_wait(self) -> None:
         if self._waiting_since is not None and self._console.is_terminal:
-            self._console.out("\r", end="")
+            self._raw("\r\x1b[K")
         self._waiting_since = None
 
     def tick(self) -> None:
         """Called often: on a terminal the pause can be watched."""
         if self._waiting_since is not None and self._console.is_terminal:
-            self._console.out(f"\r  … {time.monotonic() - self._waiting_since:4.1f} s", style="yellow", end="")
+            self._raw(f"\r\x1b[K  … {time.monotonic() - self._waiting_since:.1f} s")
 
     def resumed(self, pause: float) -> None:
         self.end_wait()
@@ -78,6 +78,11 @@ class DemoView:
                 self._column = 2
             self._console.out(piece, style=style or None, end="")
             self._column += len(piece)
+        self._console.file.flush()
+
+    def _raw(self, text: str) -> None:
+        """Past rich, which drops the carriage return that writes a line over."""
+        self._console.file.write(text)
         self._console.file.flush()
 
     def _new_line(self) -> None:

@@ -1,7 +1,7 @@
 """``midsentence recover``: what a start would do, and the few decisions that only a person may take.
 
-``observe -> plan -> execute``. Without options it fails what cannot go on (damaged logs) and says what ``serve`` will do with the rest:
-replaying and restoring are the engine's work. Beside a living engine it only looks.
+``observe -> plan -> execute``. Without options it fails what cannot go on (damaged logs) and says what ``serve`` will do with the
+rest: replaying and restoring are the engine's work. Beside a living engine it only looks.
 """
 
 import json

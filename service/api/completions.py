@@ -201,9 +201,7 @@ class CompletionEvents:
 class WholeCompletion(Response):
     """Waits for the job's end, then answers. A store that is away is a pause here, too."""
 
-    def __init__(
-        self, context: Context, tailer: Tailer, job_id: str, shape: CompletionShape, canceller: Canceller | None
-    ) -> None:
+    def __init__(self, context: Context, tailer: Tailer, job_id: str, shape: CompletionShape, canceller: Canceller | None) -> None:
         super().__init__()
         self._context = context
         self._tailer = tailer

@@ -141,6 +141,4 @@ class Context:
     def engines_of_model(self) -> tuple[EngineRecord, ...]:
         """Engines of our model that are not known to be dead, as last seen."""
         engines: Iterable[EngineRecord] = self.view.engines if self.view is not None else ()
-        return tuple(
-            engine for engine in engines if not engine.dead and engine.info.model_fingerprint == self.model.fingerprint
-        )
+        return tuple(engine for engine in engines if not engine.dead and engine.info.model_fingerprint == self.model.fingerprint)

@@ -95,4 +95,3 @@ def not_ready(context: Context) -> dict[str, str]:
     if not any(engine.info.engine_id in view.living for engine in engines):
         return {"engine": f"none of the {len(engines)} registered engines has been heard of lately"}
     return {}
-

@@ -125,9 +125,9 @@ class JobRequest(Sampling):
     max_tokens: int | None = Field(None, ge=1, description="Left out: what the context still holds.")
     priority: int = Field(0, ge=-100, le=100, description="Higher runs first.")
     deadline_seconds: float | None = Field(None, gt=0, le=_YEAR, description="The job fails when it is not done by then.")
-    metadata: dict[
-        Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]
-    ] = Field({}, max_length=16)
+    metadata: dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
+        {}, max_length=16
+    )
 
     @field_validator("prompt", mode="plain")
     @classmethod
@@ -251,4 +251,3 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str) -> tuple[
         return param, "this field is required", "missing_field"
     code = kind if kind == "unsupported_value" else "invalid_value"
     return param, message[:1].lower() + message[1:], code
-

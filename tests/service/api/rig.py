@@ -159,9 +159,7 @@ class ScriptedEngine:
     def claim_one(self, job_id: str) -> None:
         until(lambda: job_id in self.held or job_id in self.claim())
 
-    def write(
-        self, *job_ids: str, tokens: int = 1, end: str = "", texts: list[str] | None = None, **counters: int
-    ) -> StepAnswers:
+    def write(self, *job_ids: str, tokens: int = 1, end: str = "", texts: list[str] | None = None, **counters: int) -> StepAnswers:
         """``end``: "" or the finish reason of the last token."""
         commits = [self._commit(job_id, tokens, end, texts, counters) for job_id in job_ids]
         writes = StepWrites(commits=tuple(commits))
