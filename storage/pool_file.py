@@ -1,4 +1,4 @@
-"""The pool file: KV pages of one engine on disk, locked for the engine's life (DESIGN.md 6 of the design; DESIGN.md here).
+"""The pool file: KV pages of one engine on disk, locked for the engine's life.
 
 Everything is read and written through the descriptor, so that a bad or full disk is a PoolError and not a SIGBUS. The mapping is
 read-only: it serves the checksum, which is taken of the bytes where they landed, and readers.

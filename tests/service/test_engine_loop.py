@@ -1,6 +1,8 @@
 """The engine loop against the in-memory store: crashes, lost replies, takeovers. Every job ends with the tokens it has alone."""
 
 import random
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -167,6 +169,29 @@ def test_drain_gives_everything_back_and_the_next_life_goes_on_from_pages(tiny_f
     replayed = [count for _, _, count in two.observer.admissions]
     assert replayed
     assert two.rig.checkpointer.stats.pages_restored > 0
+
+
+def test_a_drain_takes_in_a_claim_that_is_on_its_way(tiny_folder, tiny_model):
+    """Its answer was once left to the loop that had ended: the drain waited ten seconds and released nothing."""
+    store = new_store()
+    one = life(tiny_folder, tiny_model, store)
+    wait_until(lambda: one.loop.state.scanned)
+    gate, claim = threading.Event(), store.claim
+
+    def slow_claim(*args, **kwargs):
+        gate.wait(10)
+        return claim(*args, **kwargs)
+
+    store.claim = slow_claim
+    submit(store, requests())
+    one.wakeups.hint()
+    wait_until(lambda: one.loop._claiming is not None)
+    threading.Timer(0.3, gate.set).start()
+    began = time.monotonic()
+    one.drain()
+    assert time.monotonic() - began < 5
+    assert {store.get(job.sequence_id).status for job in requests()} == {JobStatus.QUEUED}
+    assert {store.get(job.sequence_id).strikes for job in requests()} == {0}
 
 
 def test_a_damaged_log_ends_its_job_and_no_other(tiny_folder, tiny_model, alone, monkeypatch):

@@ -1,4 +1,4 @@
-"""The pool file: what is on disk, who may open it, what a bad or full disk does (RELIABILITY.md S19, S22, S24, S29)."""
+"""The pool file: what is on disk, who may open it, what a bad or full disk does."""
 
 import errno
 import json

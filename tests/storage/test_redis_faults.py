@@ -1,4 +1,4 @@
-"""The Redis store when Redis, the network or an operator does something (PROTOCOL.md 2, 5; RELIABILITY.md S9, S12-S15)."""
+"""The Redis store when Redis, the network or an operator does something (PROTOCOL.md 2, 5)."""
 
 import shutil
 import socket
