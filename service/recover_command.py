@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from recovery.observe import PoolReader, observe, open_pool, whole_log
 from recovery.plan import Action, JobPlan, Plan, plan
@@ -253,7 +253,7 @@ def _print(report: Report, console: Console) -> None:
     for note in report.notes:
         print(note, file=sys.stderr)
     if report.jobs:
-        table = Table("job", "action", "tokens", "pages restored", "tokens replayed", "reason")
+        table = Table(Column("job", min_width=36, no_wrap=True), "action", "tokens", "pages restored", "tokens replayed", "reason")
         for job in report.jobs:
             numbers = (job["committed_tokens"], job["pages_restored"], job["tokens_replayed"])
             table.add_row(job["job_id"], job["action"], *map(str, numbers), job["reason"])

@@ -33,6 +33,7 @@ _TICK = 0.5
 _STARTING_TICK = 0.02
 _SAY_WHY_AFTER = 15.0
 _SECOND_THOUGHT = 0.3
+_LONGEST_REDIS_PAUSE = 5.0  #: a try costs nothing, and a disk may have room again at any time
 
 Say = Callable[[str], None]
 MakeChildren = Callable[[Settings], Sequence[Child]]
@@ -131,7 +132,7 @@ class Supervisor:
             kind = LastExit.CRASH if code is None else classify(code, oom_killed=False)
             pause = self._redis_backoff.next_pause(now - self._redis_up_since, kind)
             self._say(f"redis died ({'unknown' if code is None else describe_exit(code)}), starting again")
-            self._redis_up_since, self._redis_try_at = None, now + pause
+            self._redis_up_since, self._redis_try_at, self._said_waiting = None, now + pause, now
             self._ready.look_again()
         if now < self._redis_try_at:
             return
@@ -143,7 +144,7 @@ class Supervisor:
         except ServiceError as error:
             if not self._children:
                 raise  # at the start nothing is lost by refusing
-            pause = self._redis_backoff.next_pause(0.0, LastExit.CRASH)
+            pause = min(self._redis_backoff.next_pause(0.0, LastExit.CRASH), _LONGEST_REDIS_PAUSE)
             self._redis_try_at = time.monotonic() + pause
             self._say(f"redis does not start, trying again in {pause:.1f} s: {error}")
 
