@@ -68,7 +68,6 @@ class EngineMetrics:
         self.request_queue_time = self._histogram("request_queue_time_seconds", "From creation to the first claim.", _WHOLE_JOB)
         self.num_preemptions = self._counter("num_preemptions", "Running jobs taken off the device for want of pages.")
         self.prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens whose KV was found, not computed.")
-        self.page_faults = self._counter("page_faults", "Pages that had to be brought to the device before a job went on.")
         self.swapped_pages = self._counter("swapped_pages", "Pages moved between the pools.", ("direction",))
         self.step_seconds = self._histogram("step_duration_seconds", "One engine step, commit included.", _INTER_TOKEN)
         self.commit_seconds = self._histogram("commit_duration_seconds", "One step's durable write.", _INTER_TOKEN)
@@ -76,7 +75,7 @@ class EngineMetrics:
         self.recovery_duration = self._histogram("recovery_duration_seconds", "From taking a job up to its next token.", _LATENCY)
         self.recovery_tokens_replayed = self._counter("recovery_tokens_replayed", "Committed tokens whose KV was recomputed.")
         self.recovery_pages_restored = self._counter("recovery_pages_restored", "Pages read back and verified.")
-        self.tokens_lost = self._counter("tokens_lost", "Committed tokens missing from a log. Stays 0.")
+        self.tokens_lost = self._counter("tokens_lost", "Tokens of logs that did not verify. Stays 0.")
         self.checkpoint_lag_tokens = self._gauge("checkpoint_lag_tokens", "Committed tokens not yet in a published page.")
         self.page_verify_failures = self._counter(
             "page_verify_failures", "Pages refused because their bytes or checksum are wrong."

@@ -19,11 +19,12 @@ class Quiet:
     def __init__(self):
         self.drops = []
         self.admissions = []
+        self.lost_tokens = 0
 
     def stepped(self, result, seconds):
         pass
 
-    def committed(self, answers, commits):
+    def committed(self, answers, commits, seconds):
         pass
 
     def admitted(self, held, restored_pages, restart):
@@ -31,6 +32,9 @@ class Quiet:
 
     def dropped(self, job_id, reason):
         self.drops.append((job_id, reason))
+
+    def lost(self, tokens):
+        self.lost_tokens += tokens
 
 
 class Life:

@@ -33,6 +33,7 @@ _REFUSED_PATIENCE = 60.0  #: seconds that an engine waits with its memory for th
 class _Pending:
     writes: StepWrites
     future: "Future[StepAnswers]"
+    sent_at: float  #: monotonic
 
 
 class EngineLoop:
@@ -177,7 +178,7 @@ class EngineLoop:
         if not (commits or publish or drop):
             return
         writes = StepWrites(commits, publish, drop)
-        self._pending.append(_Pending(writes, self._submit(writes)))
+        self._pending.append(_Pending(writes, self._submit(writes), time.monotonic()))
 
     def _submit(self, writes: StepWrites) -> "Future[StepAnswers]":
         who = self._identity
@@ -203,7 +204,7 @@ class EngineLoop:
             self._checkpointer.written(pending.writes.publish, pending.writes.drop)
             for commit, answer in zip(pending.writes.commits, answers.commits, strict=True):
                 self._apply_answer(commit, answer)
-            self._observer.committed(answers, pending.writes.commits)
+            self._observer.committed(answers, pending.writes.commits, time.monotonic() - pending.sent_at)
 
     def _apply_answer(self, commit: Commit, answer: JobAnswer) -> None:
         if answer.accepted:
@@ -272,6 +273,7 @@ class EngineLoop:
         except LogDamaged as error:
             problem = str(error)
             bound.error("log_damaged", problem=problem)
+            self._observer.lost(taken.record.log_length)
             self._store.submit(lambda store: store.fail(job_id, "log_damaged", problem))
             return
         self._held[job_id] = held

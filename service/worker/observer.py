@@ -33,8 +33,9 @@ class EngineObserver:
         metrics.checkpoint_lag_tokens.set(unsealed + self._checkpointer.in_flight * cache.page_size)
         self._count_pages()
 
-    def committed(self, answers: StepAnswers, commits: tuple[Commit, ...]) -> None:
+    def committed(self, answers: StepAnswers, commits: tuple[Commit, ...], seconds: float) -> None:
         now = time.monotonic()
+        self._metrics.commit_seconds.observe(seconds)
         for commit, answer in zip(commits, answers.commits, strict=True):
             if not answer.accepted:
                 continue
@@ -67,6 +68,9 @@ class EngineObserver:
         elif reason == "declared_dead":
             self._metrics.lease_lost.inc()
         self._gone(job_id)
+
+    def lost(self, tokens: int) -> None:
+        self._metrics.tokens_lost.inc(tokens)
 
     def _first_commit(self, commit: Commit, now: float) -> None:
         taken_at, resumed = self._taken[commit.job_id]

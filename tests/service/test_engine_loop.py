@@ -217,4 +217,5 @@ def test_a_damaged_log_ends_its_job_and_no_other(tiny_folder, tiny_model, alone,
     monkeypatch.undo()
     assert store.get("job-4").status is JobStatus.FAILED
     assert store.get("job-4").error.code == "log_damaged"
+    assert two.observer.lost_tokens == store.get("job-4").log_length
     assert {k: v for k, v in logs(store).items() if k != "job-4"} == {k: v for k, v in alone.items() if k != "job-4"}
