@@ -69,7 +69,9 @@ class EngineMetrics:
         self.num_preemptions = self._counter("num_preemptions", "Running jobs taken off the device for want of pages.")
         self.prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens whose KV was found, not computed.")
         self.swapped_pages = self._counter("swapped_pages", "Pages moved between the pools.", ("direction",))
-        self.step_seconds = self._histogram("step_duration_seconds", "Computing one engine step; its commit overlaps with the next.", _INTER_TOKEN)
+        self.step_seconds = self._histogram(
+            "step_duration_seconds", "Computing one engine step; its commit overlaps with the next.", _INTER_TOKEN
+        )
         self.commit_seconds = self._histogram("commit_duration_seconds", "One step's durable write.", _INTER_TOKEN)
         self.recoveries = self._counter("recoveries", "Jobs taken up again after a death of their owner.", ("outcome",))
         self.recovery_duration = self._histogram("recovery_duration_seconds", "From taking a job up to its next token.", _LATENCY)

@@ -52,12 +52,12 @@ class Settings(BaseModel):
 
     page_size: int = _field("Pages", 16, "Token slots per KV page.", ge=1, le=1024)
     device_pages: int | None = _field(
-        "Pages", None, "Pages of the device pool. Unset: a quarter of the memory, at most 2 GiB.", ge=2
+        "Pages", None, "Pages of the device pool. Unset: a quarter of the memory, at most 1 GiB.", ge=2
     )
     host_pages: int | None = _field(
         "Pages",
         None,
-        "Pages of the memory-mapped pool file. Unset: 4 for each device page, at most a quarter of the free disk.",
+        "Pages of the memory-mapped pool file. Unset: 2 for each device page, at most a quarter of the free disk.",
         ge=1,
     )
     durability: Literal["process", "machine"] = _field(

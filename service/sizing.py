@@ -7,8 +7,8 @@ from pathlib import Path
 from service.settings import MIB, Settings
 
 DEVICE_POOL_SHARE = 4  #: a quarter of the memory ...
-DEVICE_POOL_CAP = 2048 * MIB  #: ... but no more: pages are touched once at start, which takes a second for each 500 MB
-HOST_PAGES_PER_DEVICE_PAGE = 4
+DEVICE_POOL_CAP = 1024 * MIB  #: ... but no more: pages are touched once at start, which takes a second for each 500 MB
+HOST_PAGES_PER_DEVICE_PAGE = 2
 HOST_POOL_DISK_SHARE = 4
 MIN_PAGES = 2
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a huge number, v2 as "max"

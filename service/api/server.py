@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from engine import model_source
 from service.api.app import create_app
 from service.api.context import ApiOptions, Context, ServedModel
-from service.errors import ServiceError
+from service.errors import PortInUse, ServiceError
 from service.logs import get_logger
 from service.processes import Exit
 from service.settings import Settings
@@ -24,10 +24,6 @@ from service.store_access import StoreOpener
 from service.tokenization import Tokenization
 
 _log = get_logger("api.server")
-
-
-class PortInUse(ServiceError):
-    """Another process listens where we should."""
 
 
 def run(settings: Settings) -> int:

@@ -98,7 +98,8 @@ def fit(context: Context, num_prompt: int, max_tokens: int | None, field: str) -
         )
     if max_tokens is not None and num_prompt + max_tokens > limit:
         raise InvalidRequest(
-            f"max_tokens: {num_prompt} prompt tokens and {max_tokens} more exceed the context of {limit}",
+            f"max_tokens: {num_prompt} prompt tokens and {max_tokens} more are {num_prompt + max_tokens}; "
+            f"the context holds {limit}",
             param="max_tokens",
             code="context_length_exceeded",
         )
