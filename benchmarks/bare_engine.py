@@ -4,7 +4,6 @@ import json
 import sys
 import time
 
-import torch
 from tokenizers import Tokenizer
 
 from engine import model_source
@@ -16,13 +15,14 @@ from engine.runner import ModelRunner
 from engine.sampler import SamplingParams
 from engine.scheduler import Budget
 from engine.sequence import Request
+from engine.threads import default_threads
 
 PAGE_SIZE, CHUNK, PAGES = 16, 256, 1024
 
 
 def make_engine(model_name: str) -> Engine:
     folder = model_source.resolve(model_name)
-    model = load_model(folder, threads=torch.get_num_threads())
+    model = load_model(folder, threads=default_threads())
     device = DevicePool(PAGES, model.geometry(PAGE_SIZE))
     return Engine(
         ModelRunner(model, device.tensor, PAGE_SIZE, CHUNK),

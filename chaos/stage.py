@@ -164,6 +164,5 @@ def perform(
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             outcome = Outcome(tuple(stage.extra), tuple(history.all(FaultRecord)), len(stage._cases), history.tokens, (problem,))
-        (place / "left_running.txt").write_text("\n".join(map(str, cluster.family.living())))
     history.close()
     return outcome

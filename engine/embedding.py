@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import torch
 from tokenizers import Tokenizer
 
 from engine import model_source
@@ -14,6 +13,7 @@ from engine.runner import ModelRunner
 from engine.sampler import SamplingParams
 from engine.scheduler import Budget
 from engine.sequence import Request
+from engine.threads import default_threads
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 
@@ -37,7 +37,7 @@ class PagedInferenceEngine:
         threads: int | None = None,
     ) -> None:
         folder = model_source.resolve(model_name)
-        model = load_model(folder, threads=threads or torch.get_num_threads())
+        model = load_model(folder, threads=threads or default_threads())
         geometry = model.geometry(page_size)
         self.page_size = page_size
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

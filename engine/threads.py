@@ -18,4 +18,11 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_ROUNDS)
 
 
+def default_threads() -> int:
+    """Threads for arithmetic where nobody says: torch's own choice, one for each physical core."""
+    import torch
+
+    return torch.get_num_threads()
+
+
 limit_spinning()

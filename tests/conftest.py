@@ -1,5 +1,6 @@
 import pytest
 
+import engine.threads  # noqa: F401  (before torch is loaded)
 from tests.tiny_models import make_tiny_model
 
 

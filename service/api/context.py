@@ -33,7 +33,7 @@ class ApiOptions:
     retention_seconds: float = 7 * 86_400.0
     max_body_bytes: int = 8 << 20
     lease_seconds: float = 10.0
-    submit_timeout: float = 10.0  #: how long a submission is sent again when its reply was lost
+    submit_timeout: float = 5.0  #: how long a submission is sent again when its reply was lost
     keep_alive: float = 15.0  #: between comments on a silent stream
     poll_interval: float = 1.0  #: of streams: hints may be lost (PROTOCOL.md 11)
     drain_seconds: float = 0.5  #: after SIGTERM, how long new connections still get their 503 ...

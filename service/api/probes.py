@@ -11,7 +11,6 @@ from service.api.problems import ModelNotFound
 from service.version import own_version
 from storage.errors import StoreFull, StoreUnavailable
 
-_METHODS = ["GET", "HEAD"]
 #: The sweep looks every second; an older look says nothing about now.
 _STALE_AFTER = 5.0
 
@@ -19,26 +18,31 @@ _STALE_AFTER = 5.0
 def probe_routes(context: Context) -> APIRouter:
     router = APIRouter(tags=["operation"])
 
-    @router.api_route("/livez", methods=_METHODS, operation_id="livez")
+    @router.get("/livez")
+    @router.head("/livez", include_in_schema=False)
     async def livez() -> Response:
         """The process answers; says nothing of Redis or engines."""
         return JSONResponse({"live": True})
 
-    @router.api_route("/readyz", methods=_METHODS, operation_id="readyz")
+    @router.get("/readyz")
+    @router.head("/readyz", include_in_schema=False)
     async def readyz() -> Response:
         """200 when jobs are taken and an engine works on them; else 503 with reasons."""
         return _ready(context)
 
-    @router.api_route("/health", methods=_METHODS, operation_id="health")
+    @router.get("/health")
+    @router.head("/health", include_in_schema=False)
     async def health() -> Response:
         """The same as /readyz, under the name that other servers use."""
         return _ready(context)
 
-    @router.api_route("/metrics", methods=_METHODS, operation_id="metrics")
+    @router.get("/metrics")
+    @router.head("/metrics", include_in_schema=False)
     async def metrics() -> Response:
         return Response(generate_latest(context.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @router.api_route("/version", methods=_METHODS, operation_id="version")
+    @router.get("/version")
+    @router.head("/version", include_in_schema=False)
     async def show_version() -> Response:
         return JSONResponse({"version": own_version(), "model": context.model.name})
 

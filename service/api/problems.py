@@ -189,6 +189,8 @@ def problem_body(error: BaseException) -> dict[str, Any]:
 def detail_of(error: BaseException) -> str:
     if isinstance(error, ApiError):
         return error.message
+    if isinstance(error, storage.StoreUnavailable):
+        return "the job store does not answer; what was accepted is safe: try again"  # its own words name hosts and sockets
     if isinstance(error, storage.StorageError) and problem_of(error).status == 503:
         return str(error)
     return "something went wrong here; the server's log has it under this request id"

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -36,8 +37,17 @@ def run(settings: Settings) -> int:
 def served_model(settings: Settings) -> ServedModel:
     """Reads the tokenizer and hashes the weights, which name the queue; loads none of them."""
     folder = model_source.resolve(settings.model)
-    names = tuple(dict.fromkeys((settings.model, folder.name)))
-    return ServedModel(names, model_source.fingerprint(folder), Tokenization(folder), int(folder.stat().st_mtime))
+    return ServedModel(
+        model_names(settings.model, folder), model_source.fingerprint(folder), Tokenization(folder), int(folder.stat().st_mtime)
+    )
+
+
+def model_names(asked: str, folder: Path) -> tuple[str, ...]:
+    """What clients may call the model; the first is shown. A path of this machine is nobody's business but its owner's."""
+    path = Path(asked).expanduser()
+    if path.exists():
+        return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name, asked
+    return (asked, folder.name) if asked == "demo" else (asked,)
 
 
 def options_of(settings: Settings) -> ApiOptions:

@@ -173,7 +173,9 @@ def new_job_id(prefix: str) -> str:
 async def submit(context: Context, job: NewJob) -> Submitted:
     """Send the very same job until it is answered. Raises QueueFull, IdempotencyConflict and what ``storage.errors`` names."""
     loop = asyncio.get_running_loop()
-    give_up = loop.time() + context.options.submit_timeout
+    # Patience is for a reply that was lost, and for a Redis that restarts. One that has been away is for the client to wait for.
+    away = context.view is not None and isinstance(context.view.error, StoreUnavailable)
+    give_up = loop.time() + (0.0 if away else context.options.submit_timeout)
     pause = 0.05
     limit = context.options.queue_limit
     while True:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from tokenizers import Tokenizer
 
 from engine import exactness, model_source
@@ -11,6 +10,7 @@ from engine.geometry import PageGeometry
 from engine.model import LoadedModel, load_model
 from engine.pools import DevicePool, HostPool
 from engine.runner import ModelRunner
+from engine.threads import default_threads
 from service import sizing
 from service.errors import RegistrationRefused
 from service.logs import get_logger
@@ -45,7 +45,7 @@ def load(settings: Settings) -> Loaded:
     """Load the model. Takes seconds, touches nothing durable."""
     folder = model_source.resolve(settings.model)
     fingerprint = model_source.fingerprint(folder)
-    threads = settings.threads or torch.get_num_threads()
+    threads = settings.threads or default_threads()
     model = load_model(folder, dtype=settings.dtype, threads=threads)
     tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return Loaded(model, fingerprint, tokenizer)

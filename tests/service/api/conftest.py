@@ -6,8 +6,14 @@ import pytest
 from storage.memory_store import MemoryJobStore
 from storage.redis_store import RedisJobStore
 from tests.servers import running_redis, valkey_binary
-from tests.service.api.rig import running_api, served_model
+from tests.service.api.rig import all_ended, running_api, served_model
 from tests.tiny_models import MAX_CONTEXT, VOCAB_SIZE, _save_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def apis_end():
+    yield
+    assert all_ended(), "an api did not end after its drain"
 
 
 @pytest.fixture(scope="session")
@@ -38,12 +44,17 @@ def open_redis_store(server):
     return store
 
 
+def new_memory_store():
+    store = MemoryJobStore()
+    store.bind(store.create("test"))
+    return store
+
+
 @pytest.fixture(params=["memory", "redis"])
 def store(request):
     """Both stores, each new and empty."""
     if request.param == "memory":
-        made = MemoryJobStore()
-        made.bind(made.create("test"))
+        made = new_memory_store()
     else:
         server = request.getfixturevalue("valkey")
         _flush(server)
@@ -68,7 +79,12 @@ def api(store, model):
 @pytest.fixture
 def memory_api(model):
     """For what does not depend on the kind of store."""
-    made = MemoryJobStore()
-    made.bind(made.create("test"))
-    with running_api(made, model) as running:
+    with running_api(new_memory_store(), model) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def refusing_api(model):
+    """One for many requests, none of which makes a job."""
+    with running_api(new_memory_store(), model) as running:
         yield running

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from storage.job_spec import JobSpec
-from tests.service.api.rig import MODEL, PROMPT, ScriptedEngine, running_api, until
+from tests.service.api.rig import DIRECT, MODEL, PROMPT, ScriptedEngine, running_api, until
 
 
 @pytest.fixture
@@ -144,8 +144,8 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "param", "status"), BAD, ids=lambda value: str(value)[:60])
-def test_errors_have_openais_shape(memory_api, body, param, status):
-    answer = memory_api.client.post("/v1/completions", content=json.dumps(body))
+def test_errors_have_openais_shape(refusing_api, body, param, status):
+    answer = refusing_api.client.post("/v1/completions", content=json.dumps(body))
     assert answer.status_code == status
     error = answer.json()["error"]
     assert list(answer.json()) == ["error"]
@@ -161,11 +161,11 @@ def test_nulls_are_as_good_as_nothing(api, engine):
     assert wait().status_code == 200
 
 
-def test_other_methods_and_paths_have_openais_shape(memory_api):
-    answer = memory_api.client.get("/v1/completions")
+def test_other_methods_and_paths_have_openais_shape(refusing_api):
+    answer = refusing_api.client.get("/v1/completions")
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
     assert answer.headers["Allow"] == "POST"
-    assert memory_api.client.get("/v1/models/none").json()["error"]["code"] == "model_not_found"
+    assert refusing_api.client.get("/v1/models/none").json()["error"]["code"] == "model_not_found"
 
 
 def test_models(api, sdk):
@@ -194,7 +194,7 @@ def test_a_cancelled_job_is_an_error_that_is_not_sent_again(api, sdk, engine):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_when_its_client_goes_away_a_plain_completion_is_cancelled(api, store, engine, streamed):
     def leave():
-        with httpx.Client(trust_env=False, timeout=0.5) as client:
+        with httpx.Client(**DIRECT, timeout=0.5) as client:
             client.post(f"{api.url}/v1/completions", json={"model": MODEL, "prompt": PROMPT, "stream": streamed})
 
     wait = in_thread(leave)
@@ -218,7 +218,7 @@ def test_a_job_goes_on_without_its_clients(api, store, engine):
 def test_with_a_key_a_completion_can_be_fetched_again(api, store, engine):
     """The SDK sends POSTs again after a broken connection; with a key that is the same job, and nothing is lost."""
     body, key = {"model": MODEL, "prompt": PROMPT}, {"Idempotency-Key": "again"}
-    with httpx.Client(trust_env=False, timeout=0.3) as client, pytest.raises(httpx.TimeoutException):
+    with httpx.Client(**DIRECT, timeout=0.3) as client, pytest.raises(httpx.TimeoutException):
         client.post(f"{api.url}/v1/completions", json=body, headers=key)
     job_id = claimed(engine)
     wait = in_thread(lambda: api.client.post("/v1/completions", json=body, headers=key))

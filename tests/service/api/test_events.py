@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from storage.records import JobStatus
-from tests.service.api.rig import ScriptedEngine, Stream, collect, text_of, until
+from tests.service.api.rig import DIRECT, ScriptedEngine, Stream, collect, text_of, until
 
 TOKENS = list(range(100, 164))
 
@@ -167,7 +167,7 @@ def test_a_slow_reader_reads_on_from_the_log(api, engine):
 
     def read_slowly():
         url = f"{api.url}/v1/jobs/{job_id}/events"
-        with httpx.Client(timeout=30, trust_env=False) as client, client.stream("GET", url) as got:
+        with httpx.Client(timeout=30, **DIRECT) as client, client.stream("GET", url) as got:
             chunks = got.iter_raw(chunk_size=64)
             slow.append(next(chunks))
             release.wait(20)

@@ -16,7 +16,7 @@ from storage.errors import StoreUnavailable, WrongStore
 from storage.memory_store import MemoryJobStore
 from tests.servers import running_redis, valkey_binary
 from tests.service.api.conftest import open_redis_store
-from tests.service.api.rig import PROMPT, ScriptedEngine, Stream, running_api, until
+from tests.service.api.rig import DIRECT, PROMPT, ScriptedEngine, Stream, running_api, until
 
 
 @pytest.fixture
@@ -134,11 +134,11 @@ def test_the_wrong_store_is_refused_with_the_reason(memory_api):
 
 
 def test_ready_needs_a_living_engine_of_the_model(store, model):
-    with running_api(store, model, lease_seconds=1.5) as api:
+    with running_api(store, model, lease_seconds=0.9) as api:
         until(lambda: "engine" in reasons(api))
         engine = ScriptedEngine(store)
         until(lambda: ready(api))
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + 1.2
         while time.monotonic() < deadline:
             engine.beat()
             assert ready(api)
@@ -175,7 +175,7 @@ def test_drain_closes_streams_without_an_end_and_refuses_new_work(store, model):
         until(lambda: len(stream.tokens) == 3)
         waiting: list[httpx.Response] = []
         completion = {"model": "tiny", "prompt": PROMPT}
-        ask = lambda: waiting.append(httpx.post(f"{api.url}/v1/completions", json=completion, trust_env=False))  # noqa: E731
+        ask = lambda: waiting.append(httpx.post(f"{api.url}/v1/completions", json=completion, **DIRECT))  # noqa: E731
         thread = threading.Thread(target=ask)
         thread.start()
         plain = until(lambda: engine.claim())[0]
@@ -235,7 +235,7 @@ def test_a_signal_ends_the_process_with_0(model_folder, number):
         port = sock.getsockname()[1]
     process = subprocess.Popen([sys.executable, "-c", SERVER, str(port), str(model_folder)], env={**os.environ, "PYTHONPATH": "."})
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", **DIRECT) as client:
             until(lambda: _live(client), 20)
             job_id = client.post("/v1/jobs", json={"prompt": PROMPT}).json()["id"]
             with client.stream("GET", f"/v1/jobs/{job_id}/events") as response:
