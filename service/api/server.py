@@ -44,10 +44,12 @@ def served_model(settings: Settings) -> ServedModel:
 
 def model_names(asked: str, folder: Path) -> tuple[str, ...]:
     """What clients may call the model; the first is shown. A path of this machine is nobody's business but its owner's."""
+    if asked == "demo":
+        return asked, folder.name
     path = Path(asked).expanduser()
-    if path.exists():
-        return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name, asked
-    return (asked, folder.name) if asked == "demo" else (asked,)
+    if not path.exists():
+        return (asked,)
+    return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name, asked
 
 
 def options_of(settings: Settings) -> ApiOptions:
