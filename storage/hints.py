@@ -1,4 +1,7 @@
-"""The hint channel: which jobs changed. Publishes may be lost; readers poll once a second anyway (PROTOCOL.md 11)."""
+"""The hint channels: which jobs changed. Publishes may be lost; readers poll once a second anyway (PROTOCOL.md 11).
+
+Tokens have a channel of their own: an engine wants to know of jobs to claim or to drop, and would be woken by its own commits.
+"""
 
 import threading
 import time
@@ -28,12 +31,15 @@ class HintReader:
         )
         self._local = threading.local()
 
-    def wait(self, timeout: float) -> frozenset[str]:
-        """Ids since the last call of this thread; the first message ends the wait, all that are there come along."""
+    def wait(self, timeout: float, *, tokens: bool) -> frozenset[str]:
+        """Ids since the last call of this thread; the first message ends the wait, all that are there come along.
+
+        A thread's first call says for good whether it wants ``tokens``.
+        """
         changed: set[str] = set()
         until = time.monotonic() + timeout
         try:
-            subscription = self._subscription()
+            subscription = self._subscription(tokens)
             while True:
                 left = 0.0 if changed else max(0.0, until - time.monotonic())
                 message = subscription.get_message(timeout=left)
@@ -45,11 +51,11 @@ class HintReader:
             self._forget()
             raise translate(error) from error
 
-    def _subscription(self) -> Any:
+    def _subscription(self, tokens: bool) -> Any:
         subscription: Any = getattr(self._local, "subscription", None)
         if subscription is None:
             subscription = self._client.pubsub()
-            subscription.subscribe(keys.HINTS)
+            subscription.subscribe(keys.HINTS, *([keys.TOKEN_HINTS] if tokens else []))
             self._local.subscription = subscription
         return subscription
 

@@ -61,10 +61,11 @@ class JobStore(Protocol):
     def cancel(self, job_id: str) -> JobRecord | None:
         """Terminal at once in any non-terminal state. The record afterwards; None when there is no such job."""
 
-    def wait_hint(self, timeout: float) -> frozenset[str]:
+    def wait_hint(self, timeout: float, *, tokens: bool = True) -> frozenset[str]:
         """Block until some job changed (ids, maybe stale, maybe none) or ``timeout`` seconds passed.
 
-        A hint only. Own connection and own subscription for each calling thread; what changed before its first call is not seen.
+        ``tokens=False``: tokens alone need not end the wait (the engine's own commits would). Own connection and own subscription
+        for each calling thread, which keeps to one value of ``tokens``; what changed before its first call is not seen.
         """
 
     def queued(self, model_fingerprint: str) -> int: ...

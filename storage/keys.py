@@ -22,7 +22,8 @@ TENANT_INDEX = PREFIX + "tenant:"  #: + tenant + ":" + status or "all" -> the sa
 COUNTS = PREFIX + "counts"  #: hash, status -> number of jobs
 DEADLINES = PREFIX + "deadlines"  #: zset of live jobs by deadline
 EXPIRY = PREFIX + "expiry"  #: zset of terminal jobs by the time they ended
-HINTS = PREFIX + "hints"  #: channel; the message is the id of a job that changed
+HINTS = PREFIX + "hints"  #: channel; the message is the id of a job whose state changed
+TOKEN_HINTS = PREFIX + "token-hints"  #: channel; the message is the id of a job that got tokens
 
 
 def job(job_id: str) -> str:
@@ -63,6 +64,6 @@ def lua_table() -> str:
     names = {
         "store": STORE, "job": JOB, "log": LOG, "queue": QUEUE, "engines": ENGINES, "engine": ENGINE, "owned": OWNED,
         "pool": POOL, "idempotency": IDEMPOTENCY, "index": INDEX, "tenant_index": TENANT_INDEX, "counts": COUNTS,
-        "deadlines": DEADLINES, "expiry": EXPIRY, "hints": HINTS,
+        "deadlines": DEADLINES, "expiry": EXPIRY, "hints": HINTS, "token_hints": TOKEN_HINTS,
     }  # fmt: skip
     return "local KEY = {" + ", ".join(f"{name} = '{value}'" for name, value in names.items()) + "}\n"

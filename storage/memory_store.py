@@ -172,7 +172,7 @@ class MemoryJobStore:
                 state.commit += 1
             return job.record
 
-    def wait_hint(self, timeout: float) -> frozenset[str]:
+    def wait_hint(self, timeout: float, *, tokens: bool = True) -> frozenset[str]:
         return self._state.hints.wait(timeout)
 
     def queued(self, model_fingerprint: str) -> int:

@@ -176,8 +176,8 @@ class RedisJobStore:
         flat = answer[2] if len(answer) > 2 else None
         return self._record(job_id, pairs(flat)) if isinstance(flat, list) else None
 
-    def wait_hint(self, timeout: float) -> frozenset[str]:
-        return self._hints.wait(timeout)
+    def wait_hint(self, timeout: float, *, tokens: bool = True) -> frozenset[str]:
+        return self._hints.wait(timeout, tokens=tokens)
 
     def queued(self, model_fingerprint: str) -> int:
         return int(self._session.call("ZCARD", keys.queue(model_fingerprint)))

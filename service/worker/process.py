@@ -7,6 +7,7 @@ Order of start: model, store, pool lock, registration. Nothing is claimed before
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -197,7 +198,7 @@ class EngineWorker:
         store = self._opened.another()
         while not self._stopping.is_set():
             try:
-                if store.wait_hint(1.0):
+                if store.wait_hint(1.0, tokens=False):
                     self._wakeups.hint()
             except (StoreUnavailable, WrongStore):
                 self._stopping.wait(0.5)
@@ -268,6 +269,8 @@ def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float 
         for running in worker:
             running.stop()
 
+    # The step loop shares the interpreter with the store's thread; at the default of 5 ms it waits that long to get it back.
+    sys.setswitchinterval(0.0005)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     with EngineHttp(settings, registry, lambda: worker[0].readiness() if worker else {"starting": "the model is being loaded"}):

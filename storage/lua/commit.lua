@@ -38,6 +38,6 @@ if restored ~= '0' then redis.call('HINCRBY', KEY.job .. id, 'restored', restore
 if status ~= '' then
   end_job(id, status, ARGV[14], ARGV[15], ARGV[16])
 else
-  redis.call('PUBLISH', KEY.hints, id)
+  redis.call('PUBLISH', KEY.token_hints, id)
 end
 return wrote('OK')

@@ -1,6 +1,7 @@
 """What both job stores promise to clients and operators (storage/job_store.py, PROTOCOL.md 5, 7, 9)."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -229,6 +230,22 @@ class TestReading:
         for _ in range(3):
             seen |= store.wait_hint(0.5 if len(seen) < 2 else 0.01)
         assert seen == {"job-1", "job-2"}
+
+    def test_who_does_not_want_tokens_is_woken_by_states(self, backend: Backend, store: JobStore, engine: EngineUnderTest):
+        def other() -> frozenset[str]:
+            return store.wait_hint(0.3, tokens=False)
+
+        with ThreadPoolExecutor(1) as thread:  # a subscription belongs to its thread
+            thread.submit(store.wait_hint, 0.01, tokens=False).result()
+            submit(store)
+            engine.register()
+            engine.claim()
+            assert thread.submit(other).result() == {"job-1"}
+            engine.write(commit_of(store.get("job-1"), 1, 2))
+            if backend.name != "memory":  # the fake may say too much: it is a hint
+                assert thread.submit(other).result() == frozenset()
+            store.cancel("job-1")
+            assert thread.submit(other).result() == {"job-1"}
 
     def test_a_waiting_thread_wakes(self, store: JobStore):
         store.wait_hint(0.01)
