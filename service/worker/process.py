@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry
 from engine.core import Engine
 from engine.scheduler import Budget
 from recovery.checkpointer import CheckpointConfig, Checkpointer
-from service.engine_http import EngineHttp
 from service.errors import RegistrationRefused
 from service.lease import LeaseWatcher, boot_time
 from service.logs import get_logger
@@ -29,6 +28,7 @@ from service.processes import Exit
 from service.settings import Settings
 from service.store_access import MarkWriter, OpenStore, open_store
 from service.worker.build import Parts, build_parts, explain_refusal, load, refuse_other_model
+from service.worker.http import EngineHttp
 from service.worker.loop import EngineLoop
 from service.worker.observer import EngineObserver
 from service.worker.state import Identity, Wakeups, new_incarnation

@@ -8,9 +8,9 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from service.engine_http import EngineHttp
 from service.errors import PortInUse
 from service.settings import Settings
+from service.worker.http import EngineHttp
 
 
 @pytest.fixture
