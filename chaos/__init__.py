@@ -1,1 +1,1 @@
-"""TODO"""
+"""Faults, traffic, history and guarantees: the suite that kills everything, from outside. See README.md."""

@@ -188,6 +188,12 @@ class Checkpointer:
         for page_id in drop:
             self.index.dropped(page_id)
 
+    def not_written(self, publish: dict[int, PageEntry], drop: Sequence[int]) -> None:
+        """The store refused the whole pipeline (we were declared dead): they ride in a later one. Both may be sent twice."""
+        pages = [self.index.find(entry.identity) for entry in publish.values()]
+        self._ready += [page for page in pages if page is not None and page.state is PageState.FILLED]
+        self._drop += drop
+
     @property
     def in_flight(self) -> int:
         """Copies not yet collected."""

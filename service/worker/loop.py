@@ -339,6 +339,8 @@ class EngineLoop:
         log.warning("declared_dead", incarnation=self._identity.incarnation, jobs=len(self._held))
         for job_id in list(self._held):
             self._drop(job_id, "declared_dead")
+        for pending in self._pending:
+            self._checkpointer.not_written(pending.writes.publish, pending.writes.drop)
         self._pending.clear()
         self._renewals.clear()
         self._claiming = None

@@ -125,6 +125,28 @@ def test_a_page_is_pinned_while_it_is_copied(tiny_folder, tiny_model):
     rig.engine.check()
 
 
+def test_entries_that_the_store_refused_ride_in_a_later_pipeline(tiny_folder, tiny_model):
+    """Forgotten, their host pages would be neither found nor evicted until the next start."""
+    rig = make_rig(tiny_folder, tiny_model, host_pages=12, reserve=4)
+    for i in range(3):
+        rig.add(request(f"r{i}", 18, max_tokens=6, order=i))
+        rig.run()
+        rig.settle()
+    rig.add(request("last", 22, max_tokens=6))
+    while rig.engine.has_work:
+        rig.engine.step()
+    rig.checkpointer.leave("last")
+    while rig.checkpointer.in_flight:
+        rig.checkpointer.collect()
+    rig.checkpointer.collect()
+    publish, drop = rig.checkpointer.take_writes()
+    assert publish
+    assert drop
+    assert not rig.checkpointer.has_writes
+    rig.checkpointer.not_written(publish, drop)
+    assert rig.checkpointer.take_writes() == (publish, drop)
+
+
 def test_a_failed_copy_is_never_published(tiny_folder, tiny_model):
     from storage.errors import PoolError
 
