@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from storage import keys
+from storage.errors import StoreUnavailable
 from storage.wire import translate
 
 
@@ -30,6 +31,7 @@ class HintReader:
             decode_responses=True,
         )
         self._local = threading.local()
+        self._closed = False
 
     def wait(self, timeout: float, *, tokens: bool) -> frozenset[str]:
         """Ids since the last call of this thread; the first message ends the wait, all that are there come along.
@@ -50,6 +52,11 @@ class HintReader:
         except (redis.RedisError, OSError) as error:
             self._forget()
             raise translate(error) from error
+        except (TypeError, ValueError, AttributeError) as error:
+            # redis-py selects on the socket that close() took away in another thread.
+            if not self._closed:
+                raise
+            raise StoreUnavailable("the store was closed") from error
 
     def _subscription(self, tokens: bool) -> Any:
         subscription: Any = getattr(self._local, "subscription", None)
@@ -66,5 +73,6 @@ class HintReader:
             subscription.close()
 
     def close(self) -> None:
+        self._closed = True
         self._client.close()
         self._client.connection_pool.disconnect()

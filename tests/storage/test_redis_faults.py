@@ -133,6 +133,25 @@ class TestRestart:
         store.submit(new_job(), queue_limit=10)
         assert store.wait_hint(1) == {"job-1"}
 
+    def test_closing_the_store_ends_a_wait_in_another_thread_in_words(self, server: RedisServer, store: RedisJobStore):
+        """redis-py then selects on no socket: the TypeError once looked like a bug of the api at every shutdown."""
+        ends: list[BaseException | frozenset[str]] = []
+
+        def wait() -> None:
+            try:
+                for _ in range(100):
+                    store.wait_hint(0.02)
+            except StorageError as error:
+                ends.append(error)
+
+        store.wait_hint(0.01)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.1)
+        store.close()
+        thread.join(10)
+        assert [type(end) for end in ends] in ([StoreUnavailable], [])
+
 
 def _fields(record):
     return {name: getattr(record, name) for name in record.__slots__}
