@@ -233,7 +233,9 @@ class Engine:
         request = sequence.request
         index = sequence.num_generated
         suppress = self._eos if index < request.sampling.min_tokens else frozenset()
-        sampled = sample(logits, request.sampling, index, request.prompt_ids, sequence.generated, suppress)
+        # Only penalties look back; without them a long answer is not copied for each of its tokens.
+        generated = sequence.generated if request.sampling.has_penalties else ()
+        sampled = sample(logits, request.sampling, index, request.prompt_ids, generated, suppress)
         sequence.tokens.append(sampled.token)
         output = self._texts[sequence.id]
         piece = output.push(sampled.token)

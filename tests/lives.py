@@ -19,7 +19,7 @@ class Quiet:
     def __init__(self):
         self.drops = []
         self.admissions = []
-        self.lost_tokens = 0
+        self.lost_tokens = self.deaths = 0
 
     def stepped(self, result, seconds):
         pass
@@ -32,6 +32,9 @@ class Quiet:
 
     def dropped(self, job_id, reason):
         self.drops.append((job_id, reason))
+
+    def declared_dead(self):
+        self.deaths += 1
 
     def lost(self, tokens):
         self.lost_tokens += tokens
@@ -81,8 +84,7 @@ class Life:
         self.loop.drain()
         self.thread.join(20)
         assert not self.thread.is_alive()
-        self.thread_store.close(0.0)
-        time.sleep(0.05)
+        assert self.thread_store.close(20)
         assert self.errors == []
 
     def drain(self):

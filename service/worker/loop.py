@@ -337,6 +337,7 @@ class EngineLoop:
     def _start_over(self) -> None:
         """This incarnation was declared dead: drop all, register anew, go on from the log."""
         log.warning("declared_dead", incarnation=self._identity.incarnation, jobs=len(self._held))
+        self._observer.declared_dead()
         for job_id in list(self._held):
             self._drop(job_id, "declared_dead")
         for pending in self._pending:

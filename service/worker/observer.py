@@ -1,6 +1,7 @@
 """The engine's metrics, fed by its loop."""
 
 import time
+from dataclasses import dataclass
 
 from engine.core import Engine, StepResult
 from engine.sequence import Restart
@@ -10,27 +11,46 @@ from service.metrics import EngineMetrics
 from storage.records import Commit, JobAnswer, StepAnswers
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    at: float  #: monotonic, when the job got its pages
+    resumed: bool
+    created_at: float  #: by the store's clock
+
+
+def _since(created_at: float) -> float:
+    """Seconds since a moment of the store's clock, by ours: good enough for a histogram, and for nothing else."""
+    return max(0.0, time.time() - created_at)
+
+
 class EngineObserver:
     """Translates what the loop reports into counters and gauges. Times between tokens are by this process's clock."""
 
     def __init__(self, metrics: EngineMetrics, engine: Engine, checkpointer: Checkpointer) -> None:
         self._metrics = metrics
-        self._engine = engine
         self._checkpointer = checkpointer
         self._last_token: dict[str, float] = {}
-        self._taken: dict[str, tuple[float, bool]] = {}  # job -> when it was admitted, whether that was a recovery
+        self._taken: dict[str, _Taken] = {}
         self._counted = CheckpointStats()
+        self._watch(engine, checkpointer)
+
+    def _watch(self, engine: Engine, checkpointer: Checkpointer) -> None:
+        """Gauges are read when they are asked for: an idle engine takes no step that could bring them up to date."""
+        metrics, scheduler, cache = self._metrics, engine.scheduler, engine.cache
+
+        def lag() -> float:
+            unsealed = sum(len(s.tokens) - s.num_sealed * cache.page_size for s in list(scheduler.running))
+            return unsealed + checkpointer.in_flight * cache.page_size
+
+        metrics.num_requests_running.set_function(lambda: len(scheduler.running))
+        metrics.num_requests_waiting.set_function(lambda: len(scheduler.waiting))
+        metrics.kv_cache_usage_perc.set_function(lambda: cache.gpu_manager.used_count / cache.gpu_manager.total_pages)
+        metrics.host_pool_usage_perc.set_function(lambda: cache.cpu_manager.used_count / cache.cpu_manager.total_pages)
+        metrics.checkpoint_lag_tokens.set_function(lag)
 
     def stepped(self, result: StepResult, seconds: float) -> None:
-        metrics, scheduler, cache = self._metrics, self._engine.scheduler, self._engine.cache
-        metrics.step_seconds.observe(seconds)
-        metrics.num_preemptions.inc(len(result.preempted))
-        metrics.num_requests_running.set(len(scheduler.running))
-        metrics.num_requests_waiting.set(len(scheduler.waiting))
-        metrics.kv_cache_usage_perc.set(cache.gpu_manager.used_count / cache.gpu_manager.total_pages)
-        metrics.host_pool_usage_perc.set(cache.cpu_manager.used_count / cache.cpu_manager.total_pages)
-        unsealed = sum(len(s.tokens) - s.num_sealed * cache.page_size for s in scheduler.running)
-        metrics.checkpoint_lag_tokens.set(unsealed + self._checkpointer.in_flight * cache.page_size)
+        self._metrics.step_seconds.observe(seconds)
+        self._metrics.num_preemptions.inc(len(result.preempted))
         self._count_pages()
 
     def committed(self, answers: StepAnswers, commits: tuple[Commit, ...], seconds: float) -> None:
@@ -40,18 +60,21 @@ class EngineObserver:
             if not answer.accepted:
                 continue
             self._metrics.generation_tokens.inc(len(commit.tokens))
+            if commit.job_id not in self._taken:  # dropped while its commit was on the way
+                continue
             before = self._last_token.get(commit.job_id)
             if before is not None:
                 self._metrics.inter_token_latency.observe(now - before)
-            elif commit.job_id in self._taken:
+            else:
                 self._first_commit(commit, now)
             self._last_token[commit.job_id] = now
             if commit.finish is not None:
-                self._gone(commit.job_id)
+                self._metrics.e2e_request_latency.observe(_since(self._taken[commit.job_id].created_at))
+                self._forget(commit.job_id)
 
     def admitted(self, held: Held, restored_pages: int, restart: Restart) -> None:
         metrics, record = self._metrics, held.record
-        self._taken[held.job_id] = (time.monotonic(), held.resumed)
+        self._taken[held.job_id] = _Taken(time.monotonic(), held.resumed, record.created_at)
         if not held.resumed:
             metrics.prompt_tokens.inc(len(record.prompt_token_ids))
             metrics.prefix_cache_hits.inc(restart.num_stored)
@@ -63,26 +86,25 @@ class EngineObserver:
         metrics.recovery_pages_restored.inc(restored_pages)
 
     def dropped(self, job_id: str, reason: str) -> None:
-        if reason in (JobAnswer.FENCED, "not_listed"):
+        if reason == JobAnswer.FENCED:
             self._metrics.fenced_writes_rejected.inc()
-        elif reason == "declared_dead":
-            self._metrics.lease_lost.inc()
-        self._gone(job_id)
+        self._forget(job_id)
+
+    def declared_dead(self) -> None:
+        self._metrics.lease_lost.inc()
 
     def lost(self, tokens: int) -> None:
         self._metrics.tokens_lost.inc(tokens)
 
     def _first_commit(self, commit: Commit, now: float) -> None:
-        taken_at, resumed = self._taken[commit.job_id]
-        if resumed:
-            self._metrics.recovery_duration.observe(now - taken_at)
+        taken = self._taken[commit.job_id]
+        if taken.resumed:
+            self._metrics.recovery_duration.observe(now - taken.at)
         else:
-            self._metrics.time_to_first_token.observe(now - taken_at)
+            self._metrics.time_to_first_token.observe(_since(taken.created_at))
 
-    def _gone(self, job_id: str) -> None:
-        taken = self._taken.pop(job_id, None)
-        if taken is not None:
-            self._metrics.e2e_request_latency.observe(time.monotonic() - taken[0])
+    def _forget(self, job_id: str) -> None:
+        self._taken.pop(job_id, None)
         self._last_token.pop(job_id, None)
 
     def _count_pages(self) -> None:

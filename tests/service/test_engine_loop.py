@@ -74,6 +74,7 @@ def test_jobs_finish_with_the_tokens_they_have_alone(tiny_folder, tiny_model, al
     one.crash()
     assert logs(store) == alone
     assert {store.get(job.sequence_id).status for job in requests()} == {JobStatus.COMPLETED}
+    assert one.observer.deaths == 0  # a beat before registration once declared every new engine dead
     assert one.rig.cache.gpu_manager.used_count == one.rig.checkpointer.in_flight
 
 
@@ -140,6 +141,7 @@ def test_an_engine_declared_dead_starts_over_and_nothing_runs_twice(tiny_folder,
     one.crash()
     assert logs(store) == alone
     assert one.loop.identity.incarnation != record.incarnation
+    assert one.observer.deaths == 1
 
 
 def test_two_engines_share_the_queue(tiny_folder, tiny_model, alone):
