@@ -7,7 +7,7 @@ import time
 from tokenizers import Tokenizer
 
 from engine import model_source
-from engine.cache import PagedKVCache
+from engine.assembly import make_residency
 from engine.core import Engine
 from engine.model import load_model
 from engine.pools import DevicePool
@@ -26,7 +26,7 @@ def make_engine(model_name: str) -> Engine:
     device = DevicePool(PAGES, model.geometry(PAGE_SIZE))
     return Engine(
         ModelRunner(model, device.tensor, PAGE_SIZE, CHUNK),
-        PagedKVCache(device),
+        make_residency(device, prefill_chunk=CHUNK),
         Tokenizer.from_file(str(folder / "tokenizer.json")),
         Budget(max_running=32, max_step_rows=64, max_step_tokens=512, prefill_chunk=CHUNK),
         max_context=model.max_context,

@@ -24,11 +24,19 @@ from chaos.stage import Script, Stage
 from storage.failpoints import FAILPOINTS
 
 TIERS = ("quick", "ci", "soak")
-#: The points of storage/, and those of the copy thread and the step loop.
+#: The points of storage/, and those of the copies, the caches and the step loop.
 POINTS = (
     *FAILPOINTS,
-    "pages.before_copy",
-    "pages.after_copy",
+    "swap.before_out",
+    "swap.after_out",
+    "swap.before_in",
+    "swap.after_in",
+    "evict.before",
+    "evict.after",
+    "cow.before",
+    "cow.after",
+    "prefix.before_publish",
+    "prefix.after_publish",
     "worker.after_claim",
     "worker.after_step",
     "worker.before_commit",

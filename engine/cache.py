@@ -33,16 +33,6 @@ class PagedKVCache:
         """How many more pages the Sequence needs to hold ``num_tokens`` tokens."""
         return max(0, self.pages_for(num_tokens) - len(self.page_tables.get(sequence_id, ())))
 
-    def reserve(self, sequence_id: str, num_tokens: int) -> list[int]:
-        """Grow the Sequence's page table to hold ``num_tokens`` tokens; the new pages. Raises MemoryError, then nothing changed."""
-        pages = self.gpu_manager.allocate(self.missing_pages(sequence_id, num_tokens), sequence_id)
-        self.page_tables.setdefault(sequence_id, []).extend(pages)
-        return pages
-
-    def release(self, sequence_id: str) -> None:
-        """The Sequence lets go of all its pages (a copy in flight may still hold some)."""
-        self.gpu_manager.free(self.page_tables.pop(sequence_id, []), owner=sequence_id)
-
     def slots(self, sequence_id: str, start: int, end: int) -> np.ndarray:
         """Slot mapping, int64 [end - start]: ``page * page_size + slot`` of each token position."""
         positions = np.arange(start, end)

@@ -1,8 +1,7 @@
 """The engine's loop: ``admit -> plan -> run -> sample``, one step at a time, read from top to bottom."""
 
-from collections.abc import Sequence as Seq
+import time
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -11,28 +10,13 @@ from engine.cache import PagedKVCache
 from engine.errors import InvalidRequest, RequestTooLarge
 from engine.invariants import check
 from engine.output import OutputText
+from engine.residency import Arrived, Failed, Residency
 from engine.runner import ModelRunner
 from engine.sampler import Sampled, sample
-from engine.scheduler import Budget, Scheduler, Work
-from engine.sequence import FinishReason, Request, Restart, Sequence, restart
+from engine.scheduler import Budget, Scheduler, StepPlan, Work
+from engine.sequence import FinishReason, Request, Restart, Sequence
 
-
-class PageBackup(Protocol):
-    """Where sealed pages go and come from. The engine works without one (``NoBackup``); it only recomputes more."""
-
-    def restore(self, sequence: Sequence, pages: Seq[int]) -> int:
-        """Fill the leading device ``pages`` of a Sequence with what is known and verified; how many were filled."""
-
-    def sealed(self, sequence: Sequence, index: int, page: int) -> None:
-        """Page ``index`` of the Sequence, at ``page`` on the device, is full and will not change. Called before it can be freed."""
-
-
-class NoBackup:
-    def restore(self, sequence: Sequence, pages: Seq[int]) -> int:
-        return 0
-
-    def sealed(self, sequence: Sequence, index: int, page: int) -> None:
-        pass
+_STALL_WAIT = 0.1  #: seconds that a step waits for a copy when nothing can be computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +33,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A Sequence got its pages for the first time in this engine's life."""
+    """A Sequence has its pages for the first time in this engine's life; ``restored_pages`` of them were not computed for it."""
 
     sequence_id: str
     restored_pages: int
@@ -60,7 +44,8 @@ class Admission:
 class StepResult:
     outputs: list[TokenOutput] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
-    preempted: list[str] = field(default_factory=list)
+    swapped_out: list[str] = field(default_factory=list)  #: preempted, every row kept
+    dropped: list[str] = field(default_factory=list)  #: preempted, to be recomputed
     prompt_rows: int = 0
     generated_rows: int = 0
 
@@ -71,23 +56,23 @@ class Engine:
     def __init__(
         self,
         runner: ModelRunner,
-        cache: PagedKVCache,
+        residency: Residency,
         tokenizer: Tokenizer,
         budget: Budget,
         *,
         max_context: int,
         eos_token_ids: frozenset[int],
-        backup: PageBackup | None = None,
     ) -> None:
         self._runner = runner
-        self.cache = cache
+        self.residency = residency
+        self.cache: PagedKVCache = residency.cache
         self._tokenizer = tokenizer
         self._max_context = max_context
         self._eos = eos_token_ids
-        self.backup: PageBackup = backup or NoBackup()
-        self.scheduler = Scheduler(cache, budget)
+        self.scheduler = Scheduler(residency, budget)
         self._sequences: dict[str, Sequence] = {}
         self._texts: dict[str, OutputText] = {}
+        self._result = StepResult()  # of the next step
 
     def add(self, request: Request) -> str:
         """Take a Sequence in; the text of the tokens it already has, rebuilt from them.
@@ -127,16 +112,27 @@ class Engine:
         return bool(self._sequences)
 
     def step(self) -> StepResult:
-        """Compute one round: at most one new token for every running Sequence."""
-        result = StepResult()
+        """Compute one round: at most one new token for every running Sequence. Copies between the pools run beside it."""
+        self.collect()
+        result, self._result = self._result, StepResult()
         self._admit(result)
         plan = self.scheduler.plan()
-        result.preempted = [sequence.id for sequence in plan.preempted]
+        for preempted in plan.preempted:
+            (result.swapped_out if preempted.kept else result.dropped).append(preempted.sequence.id)
+        if plan.is_empty:
+            self._stall(result)
+            return result
+        self._count_reads(plan)
         if plan.rows:
             self._run_rows(plan.rows, result)
         for chunk in plan.chunks:
             self._run_chunk(chunk, result)
+        self.residency.flush()
         return result
+
+    def collect(self) -> None:
+        """Apply the copies that completed. ``step`` does; an engine without work needs it too, for its checkpoints."""
+        self._take_arrivals(self.residency.collect(), self._result)
 
     def check(self) -> None:
         """Walk everything and raise AssertionError on what is inconsistent. Cheap enough to call whenever idle."""
@@ -168,27 +164,40 @@ class Engine:
             )
 
     def _admit(self, result: StepResult) -> None:
-        while (sequence := self.scheduler.next_admission()) is not None:
-            self.scheduler.admit(sequence)
-            sealable = len(sequence.tokens) // self.cache.page_size
-            table = self.cache.page_tables[sequence.id]
-            restored = self.backup.restore(sequence, table[:sealable])
-            begin = restart(
-                sequence.num_prompt,
-                sequence.num_generated,
-                restored,
-                page_size=self.cache.page_size,
-                prefill_chunk=self.scheduler.budget.prefill_chunk,
-            )
-            sequence.num_stored = begin.num_stored
-            sequence.num_sealed = restored
-            if sequence.first_run:
-                sequence.first_run = False
-                result.admissions.append(Admission(sequence.id, restored, begin))
+        while (admission := self.scheduler.next_admission()) is not None:
+            sequence, sources = admission
+            arrived = self.residency.admit(sequence, sources)
+            self.scheduler.admitted(sequence)
+            if arrived is not None:
+                self._take_arrivals([arrived], result)
+
+    def _take_arrivals(self, arrivals: list[Arrived | Failed], result: StepResult) -> None:
+        for arrival in arrivals:
+            if isinstance(arrival, Failed):
+                self.scheduler.failed(arrival.sequence)
+                continue
+            self.scheduler.arrived(arrival.sequence)
+            self._note_first_run(arrival.sequence, arrival.found, arrival.restart, result)
+
+    def _note_first_run(self, sequence: Sequence, found: int, begin: Restart, result: StepResult) -> None:
+        if sequence.first_run:
+            sequence.first_run = False
+            result.admissions.append(Admission(sequence.id, found, begin))
+
+    def _stall(self, result: StepResult) -> None:
+        """Nothing can be computed before a copy completes."""
+        if self.residency.in_flight:
+            self._take_arrivals(self.residency.wait(_STALL_WAIT), result)
+        else:
+            assert not self._sequences or result.dropped or result.swapped_out, "Sequences wait, and nothing would ever wake them"
+
+    def _count_reads(self, plan: StepPlan) -> None:
+        works = (*plan.rows, *plan.chunks)
+        self.residency.stats.pages_read += sum(self.cache.pages_for(work.end) for work in works)
 
     def _run_chunk(self, work: Work, result: StepResult) -> None:
         """One prompt chunk of one Sequence, in a call of its own: its shapes depend on the job alone."""
-        sequence = work.sequence
+        sequence, began = work.sequence, time.perf_counter()
         # Already computed tokens take part in the chunk but are not written again: their pages may be shared.
         logits = self._runner.run_chunk(
             np.asarray(sequence.tokens[work.start : work.end], dtype=np.int64),
@@ -198,12 +207,24 @@ class Engine:
             want_logits=work.end == sequence.num_prompt and sequence.num_generated == 0,
         )
         result.prompt_rows += work.end - work.start
-        self._stored(sequence, work.end)
+        self.residency.costs.computed_prompt(work.end - work.start, time.perf_counter() - began)
+        self.residency.stored(sequence, work.end)
         if logits is not None:
-            self._sample(sequence, logits.numpy(), result)
+            for each in (*self._fork_twins(sequence, result), sequence):
+                self._sample(each, logits.numpy(), result)
+
+    def _fork_twins(self, sequence: Sequence, result: StepResult) -> list[Sequence]:
+        """Those that wait with the very same prompt go on from its pages and its logits, each with its own sampling."""
+        twins = self.scheduler.twins(sequence)
+        for twin in twins:
+            self.residency.fork(sequence, twin)
+            self.scheduler.arrived(twin)
+            self._note_first_run(twin, len(self.cache.page_tables[twin.id]), Restart(twin.num_prompt, replayed=0), result)
+        return twins
 
     def _run_rows(self, works: list[Work], result: StepResult) -> None:
         """Generated rows of all Sequences in one call; several rows of one Sequence are a replay."""
+        began = time.perf_counter()
         token_ids = np.concatenate([work.sequence.tokens[work.start : work.end] for work in works]).astype(np.int64)
         positions = np.concatenate([np.arange(work.start, work.end) for work in works]).astype(np.int32)
         row_sequence = np.repeat(np.arange(len(works)), [work.end - work.start for work in works]).astype(np.int32)
@@ -217,17 +238,11 @@ class Engine:
             last_rows[sampling].astype(np.int32),
         ).numpy()
         result.generated_rows += len(token_ids)
+        self.residency.costs.computed_generated(len(token_ids), time.perf_counter() - began)
         for work in works:
-            self._stored(work.sequence, work.end)
+            self.residency.stored(work.sequence, work.end)
         for row, i in enumerate(sampling):
             self._sample(works[i].sequence, logits[row], result)
-
-    def _stored(self, sequence: Sequence, end: int) -> None:
-        sequence.num_stored = max(sequence.num_stored, end)
-        table = self.cache.page_tables[sequence.id]
-        while (sequence.num_sealed + 1) * self.cache.page_size <= sequence.num_stored:
-            self.backup.sealed(sequence, sequence.num_sealed, table[sequence.num_sealed])
-            sequence.num_sealed += 1
 
     def _sample(self, sequence: Sequence, logits: np.ndarray, result: StepResult) -> None:
         request = sequence.request

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tokenizers import Tokenizer
 
 from engine import model_source
-from engine.cache import PagedKVCache
+from engine.assembly import make_residency
 from engine.core import Engine
 from engine.model import load_model
 from engine.pools import DevicePool, HostPool, MemoryBacking
@@ -42,11 +42,12 @@ class PagedInferenceEngine:
         self.page_size = page_size
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         host = HostPool(cpu_pages, geometry, MemoryBacking(cpu_pages, geometry.page_bytes))
-        self.cache = PagedKVCache(DevicePool(gpu_pages, geometry), host)
+        residency = make_residency(DevicePool(gpu_pages, geometry), host, prefill_chunk=prefill_chunk, reserve=cpu_pages // 8)
+        self.cache = residency.cache
         self._max_context = model.max_context
         self.engine = Engine(
             ModelRunner(model, self.cache.device.tensor, page_size, prefill_chunk),
-            self.cache,
+            residency,
             self.tokenizer,
             Budget(max_running=16, max_step_rows=64, max_step_tokens=2 * prefill_chunk, prefill_chunk=prefill_chunk),
             max_context=model.max_context,

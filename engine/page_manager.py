@@ -1,6 +1,7 @@
 """Bookkeeping of one pool: which pages are free, who holds the others, where their content is. Ids only, no tensors."""
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable
 
 
@@ -23,6 +24,8 @@ class PageManager:
         #: page -> its first holder, None once freed
         self.page_owner: dict[int, str | None] = {}
         self._holders: dict[int, list[str]] = {}
+        self._held: dict[str, Counter[int]] = {}  # the same by holder, so that letting go of a Sequence is not a walk over the pool
+        self._alone: dict[str, int] = {}  # holder -> pages that nobody else holds
 
     def allocate(self, num_pages: int, owner: str, location: str = "gpu") -> list[int]:
         """Take ``num_pages`` free pages for ``owner``, all or none.
@@ -39,13 +42,18 @@ class PageManager:
             self.page_location[page] = location
             self.page_owner[page] = owner
             self._holders[page] = [owner]
+            self._held.setdefault(owner, Counter())[page] += 1
+        self._count_alone(owner, num_pages)
         return pages
 
     def share(self, page_ids: Iterable[int], owner: str) -> None:
         """Add ``owner`` as one more holder of each page, e.g. a copy that must not lose its source."""
-        pages = self._held(page_ids)
-        for page in pages:
-            self._holders[page].append(owner)
+        for page in self._checked(page_ids):
+            holders = self._holders[page]
+            if len(holders) == 1:
+                self._count_alone(holders[0], -1)
+            holders.append(owner)
+            self._held.setdefault(owner, Counter())[page] += 1
 
     def free(self, page_ids: Iterable[int], owner: str | None = None) -> None:
         """``owner`` lets go of each page; pages nobody holds any more are free. Without ``owner`` a page must have one holder.
@@ -53,7 +61,7 @@ class PageManager:
         Raises:
             ValueError: a page is not held (double free), not by ``owner``, or shared and no owner was named; nothing was changed.
         """
-        pages = self._held(page_ids)
+        pages = self._checked(page_ids)
         for page in pages:
             holders = self._holders[page]
             if owner is None and len(holders) > 1:
@@ -62,10 +70,15 @@ class PageManager:
                 raise ValueError(f"page {page} is not held by {owner!r} but by {holders}")
         for page in pages:
             holders = self._holders[page]
-            holders.remove(holders[0] if owner is None else owner)
+            leaving = holders[0] if owner is None else owner
+            holders.remove(leaving)
+            self._forget(leaving, page)
             if holders:
                 self.page_owner[page] = holders[0]
+                if len(holders) == 1:
+                    self._count_alone(holders[0], 1)
                 continue
+            self._count_alone(leaving, -1)
             del self._holders[page]
             self.page_location[page] = "freed"
             self.page_owner[page] = None
@@ -73,14 +86,18 @@ class PageManager:
 
     def swap_to(self, page_ids: Iterable[int], target: str) -> None:
         """Record that the content of held pages is now at ``target`` ("gpu" or "cpu")."""
-        for page in self._held(page_ids):
+        for page in self._checked(page_ids):
             self.page_location[page] = target
 
     def holders(self, page: int) -> tuple[str, ...]:
         return tuple(self._holders.get(page, ()))
 
     def held_by(self, owner: str) -> list[int]:
-        return sorted(page for page, holders in self._holders.items() if owner in holders)
+        return sorted(self._held.get(owner, ()))
+
+    def held_alone_by(self, owner: str) -> int:
+        """How many pages have ``owner`` as their only holder: those that become free when it lets go."""
+        return self._alone.get(owner, 0)
 
     @property
     def free_count(self) -> int:
@@ -97,6 +114,16 @@ class PageManager:
         if len(free) != len(self.free_pages):
             found.append("a page is in the free list twice")
         found += [f"page {page} is free and held by {self._holders[page]}" for page in free & self._holders.keys()]
+        by_holder = {owner: sorted(pages.elements()) for owner, pages in self._held.items()}
+        expected: dict[str, list[int]] = {}
+        for page, holders in sorted(self._holders.items()):
+            for holder in holders:
+                expected.setdefault(holder, []).append(page)
+        if by_holder != expected:
+            found.append(f"by holder: {by_holder}, by page: {expected}")
+        alone = Counter(holders[0] for holders in self._holders.values() if len(holders) == 1)
+        if alone != self._alone:
+            found.append(f"pages with one holder: counted {self._alone}, there are {dict(alone)}")
         missing = set(range(self.total_pages)) - free - self._holders.keys()
         found += [f"page {page} is neither free nor held" for page in sorted(missing)]
         for page, holders in self._holders.items():
@@ -106,7 +133,20 @@ class PageManager:
                 found.append(f"page {page} is held but located {self.page_location.get(page)!r}")
         return found
 
-    def _held(self, page_ids: Iterable[int]) -> list[int]:
+    def _count_alone(self, owner: str, change: int) -> None:
+        count = self._alone.pop(owner, 0) + change
+        if count:
+            self._alone[owner] = count
+
+    def _forget(self, owner: str, page: int) -> None:
+        pages = self._held[owner]
+        pages[page] -= 1
+        if not pages[page]:
+            del pages[page]
+        if not pages:
+            del self._held[owner]
+
+    def _checked(self, page_ids: Iterable[int]) -> list[int]:
         pages = list(page_ids)
         if len(set(pages)) != len(pages):
             raise ValueError(f"a page is named twice in {pages}")

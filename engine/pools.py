@@ -4,40 +4,63 @@ Both pools have the shape ``[num_pages, num_layers, 2, page_size, num_kv_heads, 
 extent with all layers, so one copy moves it and one checksum covers it.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import xxhash
 
 from engine.geometry import PageGeometry
 from engine.page_manager import PageManager
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+PageBytes = npt.NDArray[np.uint8]
 
 
 class PageBacking(Protocol):
-    """Bytes of host pages. ``storage.pool_file.PoolFile`` is one; ``MemoryBacking`` another."""
+    """Bytes of host pages. ``storage.pool_file.PoolFile`` is one; ``MemoryBacking`` another.
 
-    def write_page(self, page: int, data: np.ndarray) -> int:
-        """Store ``data`` (uint8, page_bytes) and return its checksum."""
+    Calls on different pages may run in different threads. What fails raises OSError; then nothing is known of these pages.
+    """
 
-    def read_page(self, page: int, out: np.ndarray) -> int:
-        """Fill ``out`` (uint8, page_bytes) and return the checksum of what was read."""
+    @property
+    def poisoned(self) -> bool:
+        """Nothing more should be written: what reached the disk is unknown."""
+
+    def write_pages(self, first: int, data: PageBytes) -> list[int]:
+        """Store ``data`` (uint8, whole pages) in neighbouring pages from ``first`` on; the xxh3-64 of each as it then stands."""
+
+    def read_pages(self, first: int, out: PageBytes) -> list[int]:
+        """Fill ``out`` (uint8, whole pages) from neighbouring pages; the xxh3-64 of each as it was read."""
+
+    def sync(self, pages: Sequence[int]) -> None:
+        """Bring pages to the disk."""
 
 
 class MemoryBacking:
-    """Plain memory, for an engine without a pool file. Nothing survives it, so nothing needs a checksum: it answers 0."""
+    """Plain memory, for an engine without a pool file. Nothing survives it."""
+
+    poisoned = False
 
     def __init__(self, num_pages: int, page_bytes: int) -> None:
-        self._pages = np.zeros((num_pages, page_bytes), dtype=np.uint8)
+        self.pages = np.zeros((num_pages, page_bytes), dtype=np.uint8)
 
-    def write_page(self, page: int, data: np.ndarray) -> int:
-        self._pages[page] = data
-        return 0
+    def write_pages(self, first: int, data: PageBytes) -> list[int]:
+        extent = self._extent(first, data)
+        np.copyto(extent.reshape(-1), data)
+        return [xxhash.xxh3_64_intdigest(page.data) for page in extent]
 
-    def read_page(self, page: int, out: np.ndarray) -> int:
-        out[:] = self._pages[page]
-        return 0
+    def read_pages(self, first: int, out: PageBytes) -> list[int]:
+        np.copyto(out, self._extent(first, out).reshape(-1))
+        return [xxhash.xxh3_64_intdigest(page.data) for page in out.reshape(-1, self.pages.shape[1])]
+
+    def sync(self, pages: Sequence[int]) -> None:
+        pass
+
+    def _extent(self, first: int, data: PageBytes) -> PageBytes:
+        return self.pages[first : first + data.size // self.pages.shape[1]]
 
 
 class DevicePool:
@@ -49,24 +72,19 @@ class DevicePool:
         self.manager = PageManager(num_pages)
         # Zeros, not empty: a NaN left in a slot that no row reads yet would still poison a masked SDPA.
         self.tensor = torch.zeros((num_pages, *geometry.page_shape), dtype=DTYPES[geometry.dtype], device=device)
+        #: the same memory as bytes, uint8 [num_pages, page_bytes]
+        self.bytes = self.tensor.view(num_pages, -1).view(torch.uint8)
 
-    def page_bytes_of(self, page: int) -> np.ndarray:
-        """The bytes of one page, uint8 [page_bytes]; a view for CPU memory, so a write into it changes the page."""
-        return self.tensor[page].view(torch.uint8).reshape(-1).numpy() if self.device == "cpu" else self._staged(page)
-
-    def _staged(self, page: int) -> np.ndarray:
-        torch.cuda.current_stream().synchronize()
-        return self.tensor[page].to("cpu").view(torch.uint8).reshape(-1).numpy()
-
-    def load_page(self, page: int, data: np.ndarray) -> None:
-        """Overwrite one page with ``data``, uint8 [page_bytes], already verified."""
-        self.tensor[page].view(torch.uint8).reshape(-1).copy_(torch.from_numpy(data))
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page onto another, in order with the computation."""
+        self.tensor[target].copy_(self.tensor[source])
 
 
 class HostPool:
-    """Pages in host memory: ids here, bytes in the backing."""
+    """Pages in host memory: ids here, bytes in the backing. ``sync``: pages reach the disk before they count as stored."""
 
-    def __init__(self, num_pages: int, geometry: PageGeometry, backing: PageBacking) -> None:
+    def __init__(self, num_pages: int, geometry: PageGeometry, backing: PageBacking, *, sync: bool = False) -> None:
         self.geometry = geometry
         self.manager = PageManager(num_pages)
         self.backing = backing
+        self.sync = sync

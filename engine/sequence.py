@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.host_cache import HostPage
 from engine.sampler import SamplingParams
 
 
@@ -25,18 +26,27 @@ class Request:
     priority: int = 0
     order: int = 0  #: first come, first served among equals
     alone: bool = False  #: suspected of killing engines: takes its next step with nobody else
+    root: str = ""  #: identity before the first page (``identity.py``): what its pages may be shared with
+    publishes: bool = True  #: False: it began under another arithmetic, so its new pages are nobody else's
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """Tokens and progress. ``tokens[:num_prompt]`` are the prompt; KV of ``tokens[:num_stored]`` is in the Sequence's pages."""
 
     request: Request
     tokens: list[int] = field(default_factory=list)
     num_stored: int = 0
-    num_sealed: int = 0  #: pages already reported as sealed
+    num_sealed: int = 0  #: leading pages that are full and will not change
+    identities: list[str] = field(default_factory=list)  #: of its full pages, as far as they were asked for
+    #: while it is preempted by swap: where its ``num_stored`` rows are, page by page
+    swapped: tuple[HostPage, ...] | None = None
+    replays: bool = False  #: it was preempted by dropping: copying its pages back would take longer than computing them
     alone: bool = False
     first_run: bool = True
+    boost: int = 0  #: priority gained by waiting after a preemption
+    preempted_at: int | None = None  #: step of the scheduler, while it waits after a preemption
+    resident_since: int = 0  #: step of the scheduler in which it was admitted
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt_ids, *self.request.generated_ids]
@@ -65,7 +75,7 @@ class Sequence:
     @property
     def rank(self) -> tuple[int, int]:
         """Who goes first: higher priority, then earlier order."""
-        return (-self.request.priority, self.request.order)
+        return (-(self.request.priority + self.boost), self.request.order)
 
 
 @dataclass(frozen=True, slots=True)

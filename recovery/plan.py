@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from engine.identity import page_identities, root_identity
 from engine.sequence import restart
-from recovery.identity import page_identities, root_identity
 from recovery.sequences import LogDamaged, verify_log
 from storage.records import JobRecord, JobStatus, LogEntry, PageEntry
 

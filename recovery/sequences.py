@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.identity import root_identity
 from engine.sampler import SamplingParams
 from engine.sequence import FinishReason, Request
 from storage import chain as chains
@@ -67,8 +68,13 @@ def sampling_of(spec: JobSpec) -> SamplingParams:
     )
 
 
-def hold(owned: OwnedJob, record: JobRecord, entries: Sequence[LogEntry]) -> tuple[Held, Request]:
-    """Everything needed to go on with a job that was just given to us. Raises LogDamaged."""
+def hold(owned: OwnedJob, record: JobRecord, entries: Sequence[LogEntry], arithmetic: str) -> tuple[Held, Request]:
+    """Everything needed to go on, under the fingerprint ``arithmetic``, with a job that was just given to us.
+
+    A job that began under another arithmetic finds its old pages, which still verify, and publishes no new ones: their identity
+    would promise an arithmetic that only part of them had. Raises LogDamaged.
+    """
+    began_under = record.arithmetic_fingerprint or arithmetic
     spec = JobSpec.from_json(record.spec)
     chain = verify_log(record, (entry.token for entry in entries))
     request = Request(
@@ -82,6 +88,8 @@ def hold(owned: OwnedJob, record: JobRecord, entries: Sequence[LogEntry]) -> tup
         priority=record.priority,
         order=record.order,
         alone=owned.strikes >= 2,
+        root=root_identity(record.model_fingerprint, began_under, record.tenant),
+        publishes=began_under == arithmetic,
     )
     return Held(owned, record, spec, record.log_length, chain), request
 

@@ -58,17 +58,41 @@ class EngineMetrics:
         self._registry = registry
         self.num_requests_running = self._gauge("num_requests_running", "Jobs whose tokens are being computed.")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Jobs claimed by this engine that wait for pages.")
-        self.kv_cache_usage_perc = self._gauge("kv_cache_usage_perc", "Device pages in use, 0 to 1.")
-        self.host_pool_usage_perc = self._gauge("host_pool_usage_perc", "Host pages in use, 0 to 1.")
+        self.kv_cache_usage_perc = self._gauge(
+            "kv_cache_usage_perc", "Device pages that jobs need now, 0 to 1; those that are only cached do not count."
+        )
+        self.host_pool_usage_perc = self._gauge("host_pool_usage_perc", "Host pages that hold something, 0 to 1.")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of jobs that were started.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens committed.")
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "From creation to the first token.", _LATENCY)
         self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Between two tokens of a job.", _INTER_TOKEN)
         self.e2e_request_latency = self._histogram("e2e_request_latency_seconds", "From creation to the end.", _WHOLE_JOB)
         self.request_queue_time = self._histogram("request_queue_time_seconds", "From creation to the first claim.", _WHOLE_JOB)
-        self.num_preemptions = self._counter("num_preemptions", "Running jobs taken off the device for want of pages.")
-        self.prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens whose KV was found, not computed.")
-        self.swapped_pages = self._counter("swapped_pages", "Pages moved between the pools.", ("direction",))
+        self.num_preemptions = self._counter(
+            "num_preemptions",
+            "Running jobs taken off the device for want of pages: rows kept (swap) or dropped (replay).",
+            ("how",),
+        )
+        self.prefix_cache_queries = self._counter("prefix_cache_queries", "Prompt tokens that were looked up at a job's start.")
+        self.prefix_cache_hits = self._counter("prefix_cache_hits", "Of these, tokens whose KV was found, not computed.")
+        self.pages_found = self._counter(
+            "pages_found", "Where a job's full pages were when it got its place: device, host, or nowhere (computed).", ("where",)
+        )
+        self.page_faults = self._counter(
+            "page_faults", "Pages that a planned job had filled before and that were not on the device. Rate: over page_reads."
+        )
+        self.page_reads = self._counter("page_reads", "Pages that attention read, counted once for each step.")
+        self.pages_copied_on_write = self._counter("pages_copied_on_write", "Shared pages copied before one of their jobs wrote.")
+        self.evictions = self._counter("evictions", "Cached pages given up to make room.", ("pool", "policy"))
+        self.swapped_pages = self._counter("swapped_pages", "Pages copied from the device (out) or to it (in).", ("direction",))
+        self.swapped_bytes = self._counter("swapped_bytes", "Bytes of these pages.", ("direction",))
+        self.swap_seconds = self._counter("swap_seconds", "Time that these copies took, beside the steps.", ("direction",))
+        self.swap_stall_seconds = self._counter("swap_stall_seconds", "Time that nothing could be computed until a copy completed.")
+        self.swap_hidden_ratio = self._gauge(
+            "swap_hidden_ratio",
+            "Share of the time of copies to the device that computing hid: 1 - stall / copy time, since the start.",
+        )
+        self.pages_unbacked = self._counter("pages_unbacked", "Full pages that no host page was free for: recomputed if lost.")
         self.step_seconds = self._histogram(
             "step_duration_seconds", "Computing one engine step; its commit overlaps with the next.", _INTER_TOKEN
         )

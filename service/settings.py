@@ -63,6 +63,12 @@ class Settings(BaseModel):
     durability: Literal["process", "machine"] = _field(
         "Pages", "process", "What KV pages survive: the death of our processes, or also that of the machine (fdatasync per page)."
     )
+    eviction: Literal["arc", "lru", "fifo"] = _field(
+        "Pages", "arc", "Which cached page goes first, in both pools: arc keeps what is used often, lru what was used last."
+    )
+    preemption: Literal["auto", "swap", "replay"] = _field(
+        "Pages", "auto", "When pages run out: copy a job's pages out, or drop and recompute them; auto takes what costs less."
+    )
 
     prefill_chunk: int = _field("Engine", 256, "Prompt tokens per call; a multiple of the page size.", ge=1, le=16384)
     max_running: int = _field("Engine", 32, "Sequences on the device at once.", ge=1, le=4096)

@@ -47,5 +47,5 @@ class PoolLocked(StorageError):
     pass
 
 
-class PoolError(StorageError):
-    pass
+class PoolError(StorageError, OSError):
+    """Also an OSError, as any failed read or write is: whoever moves pages needs to know no more than that."""

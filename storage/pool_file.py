@@ -76,40 +76,45 @@ class PoolFile:
     def page_bytes(self) -> int:
         return self.header.page_bytes
 
-    def write_page(self, page: int, data: memoryview | PageBytes) -> int:
-        """Write one whole page; the xxh3-64 of the bytes as they then stand in the file. Raises PoolError (EIO, ENOSPC)."""
+    def write_pages(self, first: int, data: memoryview | PageBytes) -> list[int]:
+        """Write whole neighbouring pages, from ``first`` on, in one go; the xxh3-64 of each as it then stands in the file.
+
+        Raises PoolError (EIO, ENOSPC): then nothing is known of any of them.
+        """
         source = memoryview(cast(Any, data)).cast("B")
-        if source.nbytes != self.page_bytes:
-            raise ValueError(f"a page has {self.page_bytes} bytes, got {source.nbytes}")
-        start = self._offset(page)
-        half = self.page_bytes // 2
-        with as_pool_error(self.path, f"write page {page}"):
+        count, start = self._extent(first, source.nbytes)
+        half = source.nbytes // 2
+        with as_pool_error(self.path, f"write pages {first} to {first + count - 1}"):
             hit("pool.before_write")
             self._write(source[:half], start)
             hit("pool.mid_write")
             self._write(source[half:], start + half)
             hit("pool.after_write")
-        return self._mapped_checksum(start)
+        return [self._mapped_checksum(start + index * self.page_bytes) for index in range(count)]
 
     def zero_page(self, page: int) -> None:
         """Nothing of what a page held stays in the file."""
         with as_pool_error(self.path, f"zero page {page}"):
             self._write(memoryview(bytes(self.page_bytes)), self._offset(page))
 
-    def read_page(self, page: int, out: PageBytes) -> int:
-        """Fill ``out`` (uint8, page_bytes long) by pread; the xxh3-64 of what was read. Raises PoolError (EIO, short file)."""
+    def read_pages(self, first: int, out: PageBytes) -> list[int]:
+        """Fill ``out`` (uint8, whole pages long) with neighbouring pages from ``first`` on, by pread; the xxh3-64 of each.
+
+        Raises PoolError (EIO, short file): then ``out`` holds anything.
+        """
         target = memoryview(cast(Any, out)).cast("B")
-        if target.nbytes != self.page_bytes:
-            raise ValueError(f"a page has {self.page_bytes} bytes, the buffer {target.nbytes}")
-        offset = self._offset(page)
+        count, offset = self._extent(first, target.nbytes)
         done = 0
-        with as_pool_error(self.path, f"read page {page}"):
-            while done < self.page_bytes:
-                count = self._disk.preadv(self._fd, [target[done:]], offset + done)
-                if count == 0:
-                    raise PoolError(f"{self.path} ends inside page {page}", "somebody cut the file; stop the engine")
-                done += count
-        return xxhash.xxh3_64_intdigest(target)
+        with as_pool_error(self.path, f"read pages {first} to {first + count - 1}"):
+            while done < target.nbytes:
+                got = self._disk.preadv(self._fd, [target[done:]], offset + done)
+                if got == 0:
+                    raise PoolError(
+                        f"{self.path} ends inside page {first + done // self.page_bytes}", "somebody cut the file; stop the engine"
+                    )
+                done += got
+        size = self.page_bytes
+        return [xxhash.xxh3_64_intdigest(target[index * size : (index + 1) * size]) for index in range(count)]
 
     def sync(self, pages: Iterable[int]) -> None:
         """Pages to the disk, all at once. After one failure never again: a second call would report success for nothing."""
@@ -131,6 +136,14 @@ class PoolFile:
             self._map.close()
             os.close(self._fd)
             self._fd = -1
+
+    def _extent(self, first: int, num_bytes: int) -> tuple[int, int]:
+        """How many pages that many bytes are, and where they begin."""
+        count, rest = divmod(num_bytes, self.page_bytes)
+        if rest or not count:
+            raise ValueError(f"a page has {self.page_bytes} bytes, the buffer {num_bytes}")
+        self._offset(first + count - 1)
+        return count, self._offset(first)
 
     def _offset(self, page: int) -> int:
         if not 0 <= page < self.num_pages:

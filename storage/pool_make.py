@@ -205,6 +205,8 @@ def _remove_stale(path: Path) -> None:
 def as_pool_error(path: Path, what: str) -> Iterator[None]:
     try:
         yield
+    except PoolError:
+        raise
     except OSError as error:
         raise PoolError(f"cannot {what}: {path}: {error.strerror or error}", _HINTS.get(error.errno or 0, "")) from error
 

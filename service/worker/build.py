@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from engine import exactness, model_source
-from engine.cache import PagedKVCache
 from engine.geometry import PageGeometry
 from engine.model import LoadedModel, load_model
 from engine.pools import DevicePool, HostPool
@@ -36,7 +35,8 @@ class Parts:
     loaded: Loaded
     arithmetic_fingerprint: str
     runner: ModelRunner
-    cache: PagedKVCache
+    device: DevicePool
+    host: HostPool
     pool_file: PoolFile
     problems: tuple[str, ...]  #: what the exactness self-test found; empty: exact
 
@@ -57,7 +57,7 @@ def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Part
     geometry = model.geometry(settings.page_size)
     pool_file = _open_pool(settings, geometry, loaded.fingerprint, lock_wait)
     device = DevicePool(sizing.device_pages(settings, geometry.page_bytes), geometry)
-    cache = PagedKVCache(device, HostPool(pool_file.num_pages, geometry, pool_file))
+    host = HostPool(pool_file.num_pages, geometry, pool_file, sync=settings.durability == "machine")
     runner = ModelRunner(model, device.tensor, settings.page_size, settings.prefill_chunk)
     arithmetic = exactness.arithmetic_fingerprint(
         threads=model.threads, dtype=settings.dtype, prefill_chunk=settings.prefill_chunk, page_size=settings.page_size
@@ -65,7 +65,7 @@ def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Part
     problems = tuple(exactness.self_test(runner)) if settings.exactness == "on" else ("exactness is off by --exactness",)
     for problem in problems:
         log.warning("not_exact", problem=problem)
-    return Parts(loaded, arithmetic, runner, cache, pool_file, problems)
+    return Parts(loaded, arithmetic, runner, device, host, pool_file, problems)
 
 
 def _open_pool(settings: Settings, geometry: PageGeometry, model_fingerprint: str, lock_wait: float) -> PoolFile:

@@ -14,7 +14,6 @@ from engine.core import Engine
 from engine.errors import InvalidRequest, RequestTooLarge
 from engine.sequence import FinishReason
 from recovery.checkpointer import Checkpointer
-from recovery.identity import root_identity
 from recovery.sequences import Held, LogDamaged, commit_of, finish_of, hold
 from service.worker.state import Identity, LoopState, Observer, Taken, Wakeups, new_incarnation, take_in
 from service.worker.store_thread import StoreThread
@@ -101,7 +100,6 @@ class EngineLoop:
         while not self.state.draining:
             self._wakeups.event.clear()
             self._apply_renewals()
-            self._checkpointer.collect()
             self._apply_answers()
             if self._dead:
                 self._start_over()
@@ -120,12 +118,12 @@ class EngineLoop:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             self._wakeups.event.clear()
-            self._checkpointer.collect()
+            self._engine.collect()
             self._apply_answers()
             claimed = self._take_claimed()  # an answer that nobody takes in would be waited for, and its jobs never released
             if self._checkpointer.has_writes and not self._pending:
                 self._send(())
-            if not self._pending and not self._checkpointer.in_flight and claimed:
+            if not (self._pending or self._engine.residency.in_flight or self._checkpointer.has_writes) and claimed:
                 return True
             self._wakeups.event.wait(0.01)
         return False
@@ -154,7 +152,6 @@ class EngineLoop:
             commits.append(self._with_counters(commit_of(held, output)))
             if output.finish is not None:
                 self._forget(output.sequence_id)
-        self._checkpointer.collect()
         hit("worker.before_commit")
         self._send(tuple(commits))
         self._observer.stepped(result, seconds)
@@ -260,7 +257,7 @@ class EngineLoop:
     def _free_pages(self) -> int:
         cache = self._engine.cache
         waiting = sum(cache.pages_for(len(s.tokens)) + 1 for s in self._engine.scheduler.waiting)
-        return cache.gpu_manager.free_count - waiting
+        return self._engine.residency.available - waiting
 
     def _take(self, taken: Taken) -> None:
         """A job is ours: verify its log and hand it to the engine."""
@@ -269,7 +266,7 @@ class EngineLoop:
             return
         bound = log.bind(job_id=job_id, request_id=taken.record.request_id)
         try:
-            held, request = hold(taken.owned, taken.record, taken.entries)
+            held, request = hold(taken.owned, taken.record, taken.entries, self._identity.arithmetic_fingerprint)
         except LogDamaged as error:
             problem = str(error)
             bound.error("log_damaged", problem=problem)
@@ -278,7 +275,6 @@ class EngineLoop:
             return
         self._held[job_id] = held
         try:
-            self._enter(held)
             self._engine.add(request)
         except RequestTooLarge as error:
             bound.warning("job_too_large_here", problem=str(error))
@@ -290,18 +286,11 @@ class EngineLoop:
             finish = finish_of(FinishReason.LENGTH, held.spec)
             self._send((Commit(job_id, held.owned.fence, held.log_length, held.chain, finish=finish),))
             return
+        if not request.publishes:
+            # Logged tokens never change and old pages still verify; only equality with the uninterrupted run is off.
+            bound.warning("arithmetic_changed", hint="the job goes on, but not bit for bit as it began")
         bound.info("job_taken", tokens=held.log_length, recoveries=taken.record.recoveries, strikes=taken.owned.strikes)
         self.state.held = tuple(self._held)
-
-    def _enter(self, held: Held) -> None:
-        """Tell the checkpointer by which arithmetic the job's pages are known."""
-        ours = self._identity.arithmetic_fingerprint
-        began_under = held.record.arithmetic_fingerprint or ours
-        if began_under != ours:
-            # Logged tokens never change and old pages still verify; only equality with the uninterrupted run is off.
-            log.warning("arithmetic_changed", job_id=held.job_id, hint="the job goes on, but not bit for bit as it began")
-        root = root_identity(held.record.model_fingerprint, began_under, held.record.tenant)
-        self._checkpointer.enter(held.job_id, root, publishes=began_under == ours)
 
     def _give_back(self, held: Held) -> None:
         self._forget(held.job_id)
@@ -329,7 +318,6 @@ class EngineLoop:
         self._counters.pop(job_id, None)
         known = self._held.pop(job_id, None) is not None
         self._engine.abort(job_id)
-        self._checkpointer.leave(job_id)
         self.state.held = tuple(self._held)
         self._wakeups.claim.set()  # there is room again
         return known
@@ -372,6 +360,7 @@ class EngineLoop:
         self._wakeups.event.wait(1.0)
 
     def _idle(self) -> None:
+        self._engine.collect()
         if self._checkpointer.has_writes and not self._pending:
             self._send(())
         if not self._held:

@@ -3,9 +3,10 @@
 import time
 from dataclasses import dataclass
 
+from prometheus_client import Counter
+
 from engine.core import Engine, StepResult
 from engine.sequence import Restart
-from recovery.checkpointer import Checkpointer, CheckpointStats
 from recovery.sequences import Held
 from service.metrics import EngineMetrics
 from storage.records import Commit, JobAnswer, StepAnswers
@@ -26,31 +27,39 @@ def _since(created_at: float) -> float:
 class EngineObserver:
     """Translates what the loop reports into counters and gauges. Times between tokens are by this process's clock."""
 
-    def __init__(self, metrics: EngineMetrics, engine: Engine, checkpointer: Checkpointer) -> None:
+    def __init__(self, metrics: EngineMetrics, engine: Engine) -> None:
         self._metrics = metrics
-        self._checkpointer = checkpointer
+        self._engine = engine
         self._last_token: dict[str, float] = {}
         self._taken: dict[str, _Taken] = {}
-        self._counted = CheckpointStats()
-        self._watch(engine, checkpointer)
+        self._counted: dict[Counter, float] = {}
+        self._watch(engine)
 
-    def _watch(self, engine: Engine, checkpointer: Checkpointer) -> None:
+    def _watch(self, engine: Engine) -> None:
         """Gauges are read when they are asked for: an idle engine takes no step that could bring them up to date."""
-        metrics, scheduler, cache = self._metrics, engine.scheduler, engine.cache
+        metrics, scheduler, cache, residency = self._metrics, engine.scheduler, engine.cache, engine.residency
+        pages = cache.gpu_manager.total_pages
 
         def lag() -> float:
             unsealed = sum(len(s.tokens) - s.num_sealed * cache.page_size for s in list(scheduler.running))
-            return unsealed + checkpointer.in_flight * cache.page_size
+            return unsealed + residency.pages_in_flight * cache.page_size
+
+        def hidden() -> float:
+            stats = residency.stats
+            return max(0.0, 1.0 - stats.stall_seconds / stats.in_seconds) if stats.in_seconds else 1.0
 
         metrics.num_requests_running.set_function(lambda: len(scheduler.running))
-        metrics.num_requests_waiting.set_function(lambda: len(scheduler.waiting))
-        metrics.kv_cache_usage_perc.set_function(lambda: cache.gpu_manager.used_count / cache.gpu_manager.total_pages)
+        metrics.num_requests_waiting.set_function(lambda: len(scheduler.waiting) + len(scheduler.arriving))
+        metrics.kv_cache_usage_perc.set_function(lambda: 1 - residency.available / pages)
+        metrics.swap_hidden_ratio.set_function(hidden)
         metrics.host_pool_usage_perc.set_function(lambda: cache.cpu_manager.used_count / cache.cpu_manager.total_pages)
         metrics.checkpoint_lag_tokens.set_function(lag)
+        self._count_preemptions(StepResult())  # a series that is not there yet reads as an unknown metric
+        self._count_pages()
 
     def stepped(self, result: StepResult, seconds: float) -> None:
         self._metrics.step_seconds.observe(seconds)
-        self._metrics.num_preemptions.inc(len(result.preempted))
+        self._count_preemptions(result)
         self._count_pages()
 
     def committed(self, answers: StepAnswers, commits: tuple[Commit, ...], seconds: float) -> None:
@@ -77,6 +86,7 @@ class EngineObserver:
         self._taken[held.job_id] = _Taken(time.monotonic(), held.resumed, record.created_at)
         if not held.resumed:
             metrics.prompt_tokens.inc(len(record.prompt_token_ids))
+            metrics.prefix_cache_queries.inc(len(record.prompt_token_ids))
             metrics.prefix_cache_hits.inc(restart.num_stored)
             if record.started_at is not None:
                 metrics.request_queue_time.observe(max(0.0, record.started_at - record.created_at))
@@ -107,14 +117,35 @@ class EngineObserver:
         self._taken.pop(job_id, None)
         self._last_token.pop(job_id, None)
 
+    def _count_preemptions(self, result: StepResult) -> None:
+        self._metrics.num_preemptions.labels("swap").inc(len(result.swapped_out))
+        self._metrics.num_preemptions.labels("replay").inc(len(result.dropped))
+
     def _count_pages(self) -> None:
-        """The checkpointer counts for itself; Prometheus gets the differences."""
-        now, before = self._checkpointer.stats, self._counted
-        self._metrics.page_verify_failures.inc(now.verify_failures - before.verify_failures)
-        self._metrics.swapped_pages.labels("out").inc(now.pages_written - before.pages_written)
-        self._metrics.swapped_pages.labels("in").inc(now.pages_restored - before.pages_restored)
-        before.verify_failures, before.pages_written, before.pages_restored = (
-            now.verify_failures,
-            now.pages_written,
-            now.pages_restored,
-        )
+        """The engine counts for itself; Prometheus gets the differences."""
+        metrics, residency = self._metrics, self._engine.residency
+        stats, page_bytes = residency.stats, self._engine.cache.device.geometry.page_bytes
+        out, come = stats.pages_stored + stats.pages_swapped_out, stats.pages_swapped_in
+        totals = {
+            metrics.page_verify_failures: stats.verify_failures,
+            metrics.pages_found.labels("device"): stats.pages_found_on_device,
+            metrics.pages_found.labels("host"): stats.pages_found_on_host,
+            metrics.pages_found.labels("nowhere"): stats.pages_missing,
+            metrics.page_faults: stats.page_faults,
+            metrics.page_reads: stats.pages_read,
+            metrics.pages_copied_on_write: stats.pages_copied_on_write,
+            metrics.pages_unbacked: stats.pages_unbacked,
+            metrics.evictions.labels("device", residency.prefix.policy.name): residency.prefix.num_evictions,
+            metrics.swapped_pages.labels("out"): out,
+            metrics.swapped_pages.labels("in"): come,
+            metrics.swapped_bytes.labels("out"): out * page_bytes,
+            metrics.swapped_bytes.labels("in"): come * page_bytes,
+            metrics.swap_seconds.labels("out"): stats.out_seconds,
+            metrics.swap_seconds.labels("in"): stats.in_seconds,
+            metrics.swap_stall_seconds: stats.stall_seconds,
+        }
+        if residency.host is not None:
+            totals[metrics.evictions.labels("host", residency.host.policy.name)] = residency.host.num_evictions
+        for counter, total in totals.items():
+            counter.inc(total - self._counted.get(counter, 0))
+            self._counted[counter] = total

@@ -17,9 +17,11 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
+from engine.assembly import Hooks, make_residency
 from engine.core import Engine
-from engine.scheduler import Budget
-from recovery.checkpointer import CheckpointConfig, Checkpointer
+from engine.residency import Residency
+from engine.scheduler import Budget, Preemption
+from recovery.checkpointer import Checkpointer, as_table
 from service.errors import RegistrationRefused
 from service.lease import LeaseWatcher, boot_time
 from service.logs import get_logger
@@ -34,6 +36,7 @@ from service.worker.observer import EngineObserver
 from service.worker.state import Identity, Wakeups, new_incarnation
 from service.worker.store_thread import StoreThread
 from storage.errors import StoreUnavailable, WrongStore
+from storage.failpoints import hit
 from storage.job_store import JobStore
 from storage.records import EngineInfo, EngineRecord, Registered, RegisterOutcome
 
@@ -57,7 +60,6 @@ class EngineWorker:
         self._blame = False
         self._identity = self._make_identity()
         self._engine = self._make_engine()
-        self._checkpointer = self._make_checkpointer()
         self.loop = self._make_loop()
 
     def _make_identity(self) -> Identity:
@@ -71,7 +73,7 @@ class EngineWorker:
             model_fingerprint=parts.loaded.fingerprint,
             model_name=settings.model,
             page_size=settings.page_size,
-            device_pages=parts.cache.gpu_manager.total_pages,
+            device_pages=parts.device.manager.total_pages,
             max_context=min(settings.max_context or parts.loaded.model.max_context, parts.loaded.model.max_context),
             prefill_chunk=settings.prefill_chunk,
             arithmetic_fingerprint=parts.arithmetic_fingerprint,
@@ -82,46 +84,46 @@ class EngineWorker:
         settings, parts = self._settings, self._parts
         return Engine(
             parts.runner,
-            parts.cache,
+            self._make_residency(),
             parts.loaded.tokenizer,
             Budget(
                 max_running=settings.max_running,
                 max_step_rows=max(settings.max_step_rows, settings.max_running),
                 max_step_tokens=settings.max_step_tokens,
                 prefill_chunk=settings.prefill_chunk,
+                preemption=Preemption(settings.preemption),
             ),
             max_context=self._identity.info.max_context,
             eos_token_ids=frozenset(parts.loaded.model.eos_token_ids),
         )
 
-    def _make_checkpointer(self) -> Checkpointer:
+    def _make_residency(self) -> Residency:
         """The pool's table belongs to whoever holds the pool's lock, so it can be read before registration."""
-        settings, cache, pool_file = self._settings, self._parts.cache, self._parts.pool_file
-        assert cache.host is not None
-        return Checkpointer(
-            cache.device,
-            cache.host,
-            pool_file,
-            self._opened.store.pool_table(pool_file.pool_id),
-            CheckpointConfig(
-                page_size=settings.page_size,
-                prefill_chunk=settings.prefill_chunk,
-                sync=settings.durability == "machine",
-                reserve=min(32, max(1, pool_file.num_pages // 8)),
+        settings, parts = self._settings, self._parts
+        return make_residency(
+            parts.device,
+            parts.host,
+            prefill_chunk=settings.prefill_chunk,
+            eviction=settings.eviction,
+            table=as_table(self._opened.store.pool_table(parts.pool_file.pool_id)),
+            durable=True,
+            reserve=min(32, max(1, parts.pool_file.num_pages // 8)),
+            hooks=Hooks(
+                on_problem=lambda event, problem: log.warning(event, problem=problem),
+                on_copied=self._wakeups.wake,
+                on_death=end_process,
+                reached=hit,
             ),
-            on_problem=lambda event, problem: log.warning(event, problem=problem),
-            on_copied=self._wakeups.wake,
-            on_death=end_process,
         )
 
     def _make_loop(self) -> EngineLoop:
-        self._engine.backup = self._checkpointer
+        assert self._engine.residency.host is not None
         return EngineLoop(
             self._engine,
-            self._checkpointer,
+            Checkpointer(self._engine.residency.host),
             self._store_thread,
             self._identity,
-            EngineObserver(self._metrics, self._engine, self._checkpointer),
+            EngineObserver(self._metrics, self._engine),
             self._wakeups,
             register=lambda incarnation: self._store_thread.submit(
                 lambda store: self._register(store, incarnation, blame=False).owned

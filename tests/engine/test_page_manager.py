@@ -69,6 +69,9 @@ class PageManagerMachine(RuleBasedStateMachine):
         assert self.manager.free_count == TOTAL - len(self.model)
         for page, owners in self.model.items():
             assert sorted(self.manager.holders(page)) == sorted(owners)
+        for owner in "abc":
+            assert self.manager.held_by(owner) == sorted(page for page, owners in self.model.items() if owner in owners)
+            assert self.manager.held_alone_by(owner) == sum(owners == [owner] for owners in self.model.values())
 
 
 TestPageManagerMachine = PageManagerMachine.TestCase

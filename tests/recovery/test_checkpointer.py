@@ -1,5 +1,6 @@
 """Sealed pages out and back: restored, replayed and uninterrupted runs are equal, bit for bit."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -50,9 +51,9 @@ def test_a_second_life_goes_on_from_pages(tiny_folder, tiny_model, whole, steps)
     for job in jobs():
         if job.sequence_id in second.tokens:
             assert second.tokens[job.sequence_id] == whole[job.sequence_id]
-    assert second.checkpointer.stats.pages_restored > 0
+    assert second.stats.pages_swapped_in > 0
     assert second.problems == []
-    assert second.cache.gpu_manager.used_count == 7
+    assert second.in_use == 7
 
 
 def test_restored_replayed_and_uninterrupted_pages_are_equal_bit_for_bit(tiny_folder, tiny_model):
@@ -73,9 +74,9 @@ def test_restored_replayed_and_uninterrupted_pages_are_equal_bit_for_bit(tiny_fo
         again = make_rig(tiny_folder, tiny_model, host_pages=64, backing=uninterrupted.backing, table=table, first_page=5)
         again.add(resumed(job, log))
         again.step()
-        while again.engine.scheduler.running[0].num_stored < rows:
+        while not again.engine.scheduler.running or again.engine.scheduler.running[0].num_stored < rows:
             again.step()
-        assert again.checkpointer.stats.pages_restored == (rows // PAGE_SIZE if table else 0)
+        assert again.stats.pages_swapped_in == (rows // PAGE_SIZE if table else 0)
         assert torch.equal(pages(again).view(torch.int32), expected.view(torch.int32))
         assert again.run()["bits"] == uninterrupted.run()["bits"]
 
@@ -90,7 +91,7 @@ def test_a_flipped_bit_is_found_and_its_page_recomputed(tiny_folder, tiny_model,
         if len(log[job.sequence_id]) < job.max_tokens:
             second.add(resumed(job, log[job.sequence_id]))
     second.step()
-    assert second.checkpointer.stats.verify_failures == 1
+    assert second.stats.verify_failures == 1
     assert second.problems == ["page_verify_failed"]
     second.run()
     assert {k: v for k, v in whole.items() if k in second.tokens} == second.tokens
@@ -101,27 +102,23 @@ def test_a_page_is_pinned_while_it_is_copied(tiny_folder, tiny_model):
     rig = make_rig(tiny_folder, tiny_model, host_pages=64)
     release = []
 
-    original = rig.backing.write_page
+    original = rig.backing.write_pages
 
-    def slow(page, data):
-        import time
-
+    def slow(first, data):
         while not release:
             time.sleep(0.001)
-        return original(page, data)
+        return original(first, data)
 
-    rig.backing.write_page = slow
+    rig.backing.write_pages = slow
     rig.add(request("a", 22))
     rig.step()
     rig.step()
-    before = rig.cache.gpu_manager.used_count
+    before = rig.in_use
     rig.engine.abort("a")
-    rig.checkpointer.leave("a")
-    assert rig.cache.gpu_manager.used_count == rig.checkpointer.in_flight > 0
-    assert before > rig.cache.gpu_manager.used_count
+    assert before > rig.in_use == rig.engine.residency.pages_in_flight > 0
     release.append(True)
     rig.settle()
-    assert rig.cache.gpu_manager.used_count == 0
+    assert rig.in_use == 0
     rig.engine.check()
 
 
@@ -135,10 +132,8 @@ def test_entries_that_the_store_refused_ride_in_a_later_pipeline(tiny_folder, ti
     rig.add(request("last", 22, max_tokens=6))
     while rig.engine.has_work:
         rig.engine.step()
-    rig.checkpointer.leave("last")
-    while rig.checkpointer.in_flight:
-        rig.checkpointer.collect()
-    rig.checkpointer.collect()
+    while rig.engine.residency.in_flight:
+        rig.engine.residency.collect(0.1)
     publish, drop = rig.checkpointer.take_writes()
     assert publish
     assert drop
@@ -152,10 +147,10 @@ def test_a_failed_copy_is_never_published(tiny_folder, tiny_model):
 
     rig = make_rig(tiny_folder, tiny_model, host_pages=64)
 
-    def failing(page, data):
+    def failing(first, data):
         raise PoolError("no space left on device")
 
-    rig.backing.write_page = failing
+    rig.backing.write_pages = failing
     rig.add(request("a", 20))
     rig.run()
     rig.settle()
@@ -169,7 +164,7 @@ def test_a_full_host_pool_costs_backing_never_a_job(tiny_folder, tiny_model, who
     for job in jobs():
         rig.add(job)
     assert rig.run() == whole
-    assert rig.checkpointer.stats.pages_unbacked > 0
+    assert rig.stats.pages_unbacked > 0
 
 
 def test_the_least_recently_used_pages_make_room(tiny_folder, tiny_model):
@@ -178,8 +173,8 @@ def test_the_least_recently_used_pages_make_room(tiny_folder, tiny_model):
         rig.add(request(f"r{i}", 18, max_tokens=6, order=i))
         rig.run()
         rig.settle()
-    assert rig.checkpointer.stats.evictions > 0
-    assert rig.checkpointer.stats.pages_unbacked == 0
+    assert rig.engine.residency.host.num_evictions > 0
+    assert rig.stats.pages_unbacked == 0
     assert rig.cache.cpu_manager.problems() == []
 
 

@@ -21,7 +21,7 @@ def observation(store, backing, *, engine_id="e1", model="model", arithmetic="ar
     for job in requests():
         (piece,) = store.read([LogRead(job.sequence_id)])
         jobs.append(ObservedJob(piece.record, piece.entries))
-    scratch = backing._pages[0].copy()
+    scratch = backing.pages[0].copy()
     return Observation(
         engine_id=engine_id,
         model_fingerprint=model,
@@ -30,7 +30,7 @@ def observation(store, backing, *, engine_id="e1", model="model", arithmetic="ar
         prefill_chunk=CHUNK,
         jobs=tuple(jobs),
         table=store.pool_table("pool-e1"),
-        page_ok=lambda page, entry: backing.read_page(page, scratch) == entry.checksum,
+        page_ok=lambda page, entry: backing.read_pages(page, scratch) == [entry.checksum],
     )
 
 
@@ -42,7 +42,7 @@ def crashed(tiny_folder, tiny_model):
     one = life(tiny_folder, tiny_model, store)
     wait_until(lambda: store.get("job-5").log_length > 10)
     one.crash()
-    one.rig.checkpointer.close()
+    one.rig.engine.residency.close()
     return store, one
 
 

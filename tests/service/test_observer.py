@@ -19,13 +19,13 @@ WAITED = 30.0
 def world(tiny_folder, tiny_model):
     rig = make_rig(tiny_folder, tiny_model, host_pages=64)
     registry = CollectorRegistry()
-    observer = EngineObserver(EngineMetrics(registry), rig.engine, rig.checkpointer)
+    observer = EngineObserver(EngineMetrics(registry), rig.engine)
     spec = JobSpec("tiny", 6, 1, temperature=0.0, ignore_eos=True)
     created = time.time() - WAITED
     record = JobRecord(
         "job", spec.to_json(), tuple(range(20, 30)), "model", 6, JobStatus.IN_PROGRESS, 0, created_at=created, started_at=created
     )
-    held, request = hold(OwnedJob("job", 1, 1), record, ())
+    held, request = hold(OwnedJob("job", 1, 1), record, (), "arithmetic")
     rig.add(request)
     return rig, registry, observer, held
 

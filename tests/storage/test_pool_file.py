@@ -46,12 +46,18 @@ def page_of(seed: int) -> np.ndarray:
 
 def read(pool: PoolFile, page: int) -> tuple[np.ndarray, int]:
     out = np.empty(PAGE_BYTES, np.uint8)
-    return out, pool.read_page(page, out)
+    (checksum,) = pool.read_pages(page, out)
+    return out, checksum
+
+
+def write(pool: PoolFile, page: int, data) -> int:
+    (checksum,) = pool.write_pages(page, data)
+    return checksum
 
 
 class TestContents:
     def test_what_is_written_is_read_and_hashed(self, pool: PoolFile):
-        checksums = [pool.write_page(page, page_of(page)) for page in range(5)]
+        checksums = [write(pool, page, page_of(page)) for page in range(5)]
         assert checksums == [xxhash.xxh3_64_intdigest(page_of(page)) for page in range(5)]
         for page in range(5):
             data, checksum = read(pool, page)
@@ -60,14 +66,14 @@ class TestContents:
 
     def test_pages_begin_as_zeros_and_can_be_zeroed(self, pool: PoolFile):
         assert not read(pool, 4)[0].any()
-        pool.write_page(1, page_of(1))
-        pool.write_page(2, memoryview(page_of(2)))
+        write(pool, 1, page_of(1))
+        write(pool, 2, memoryview(page_of(2)))
         pool.zero_page(1)
         assert not read(pool, 1)[0].any()
         assert (read(pool, 2)[0] == page_of(2)).all()
 
     def test_safetensors_reads_it(self, pool: PoolFile, path: Path):
-        pool.write_page(3, page_of(3))
+        write(pool, 3, page_of(3))
         with safe_open(path, "np") as file:
             assert list(file.keys()) == ["kv_pages"]
             tensor = file.get_tensor("kv_pages")
@@ -92,7 +98,7 @@ class TestContents:
 
     def test_a_flipped_bit_is_found(self, path: Path):
         with PoolFile.open(path, **GEOMETRY) as pool:
-            checksum = pool.write_page(2, page_of(2))
+            checksum = write(pool, 2, page_of(2))
         data = bytearray(path.read_bytes())
         data[pool.header.data_offset + 2 * PAGE_BYTES + 1000] ^= 0x10
         path.write_bytes(data)
@@ -103,26 +109,38 @@ class TestContents:
     def test_pages_that_are_not_there_and_wrong_sizes_are_our_bugs(self, pool: PoolFile):
         for page in (-1, 5):
             with pytest.raises(IndexError):
-                pool.write_page(page, page_of(0))
+                write(pool, page, page_of(0))
             with pytest.raises(IndexError):
                 read(pool, page)
         with pytest.raises(ValueError):
-            pool.write_page(0, page_of(0)[:-1])
+            write(pool, 0, page_of(0)[:-1])
         with pytest.raises(ValueError):
-            pool.read_page(0, np.empty(PAGE_BYTES + 1, np.uint8))
+            pool.read_pages(0, np.empty(PAGE_BYTES + 1, np.uint8))
+
+    def test_neighbours_are_written_and_read_in_one_go(self, pool: PoolFile):
+        together = np.concatenate([page_of(1), page_of(2), page_of(3)])
+        checksums = pool.write_pages(1, together)
+        assert checksums == [xxhash.xxh3_64_intdigest(page_of(page)) for page in (1, 2, 3)]
+        out = np.empty_like(together)
+        assert pool.read_pages(1, out) == checksums
+        assert (out == together).all()
+        assert not read(pool, 0)[0].any()
+        assert not read(pool, 4)[0].any()
+        with pytest.raises(IndexError):
+            pool.write_pages(3, together)
 
     def test_many_threads_on_different_pages(self, pool: PoolFile):
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(4) as threads:
-            sums = list(threads.map(lambda i: pool.write_page(i % 5, page_of(i % 5)), range(100)))
+            sums = list(threads.map(lambda i: write(pool, i % 5, page_of(i % 5)), range(100)))
         assert all(read(pool, page)[1] == sums[page] for page in range(5))
 
 
 class TestReuse:
     def test_the_same_geometry_keeps_pool_and_pages(self, path: Path):
         with PoolFile.open(path, **GEOMETRY) as first:
-            checksum = first.write_page(0, page_of(0))
+            checksum = write(first, 0, page_of(0))
         with PoolFile.open(path, **GEOMETRY) as second:
             assert (second.pool_id, second.replaced) == (first.pool_id, None)
             assert read(second, 0)[1] == checksum
@@ -136,12 +154,12 @@ class TestReuse:
     )  # fmt: skip
     def test_another_one_gets_a_new_pool(self, path: Path, change: dict[str, Any]):
         with PoolFile.open(path, **GEOMETRY) as first:
-            first.write_page(0, page_of(0))
+            write(first, 0, page_of(0))
         with PoolFile.open(path, **{**GEOMETRY, **change}) as second:
             assert second.pool_id != first.pool_id
             assert second.replaced
             out = np.ones(second.page_bytes, np.uint8)
-            second.read_page(0, out)
+            second.read_pages(0, out)
             assert not out.any()
         assert os.listdir(path.parent) == ["pool.safetensors"]
 
@@ -280,7 +298,7 @@ class TestDisk:
             assert os.listdir(mount) == []
             with PoolFile.open(path, **GEOMETRY) as pool:
                 (mount / "filler").write_bytes(bytes((1 << 20) - pool.header.file_bytes - 8192))
-                checksum = pool.write_page(0, page_of(0))  # its blocks are its own: no ENOSPC, no SIGBUS
+                checksum = write(pool, 0, page_of(0))  # its blocks are its own: no ENOSPC, no SIGBUS
                 assert read(pool, 0)[1] == checksum
         finally:
             subprocess.run(["umount", "-l", str(mount)], check=True)
@@ -293,7 +311,7 @@ class TestDisk:
         with PoolFile.open(path, **GEOMETRY):
             pass
         with PoolFile.open(path, **GEOMETRY, disk=Disk(pwrite=fail, preadv=fail)) as pool:
-            for attempt in (lambda: pool.write_page(0, page_of(0)), lambda: read(pool, 0), lambda: pool.zero_page(0)):
+            for attempt in (lambda: write(pool, 0, page_of(0)), lambda: read(pool, 0), lambda: pool.zero_page(0)):
                 with pytest.raises(PoolError, match=os.strerror(number)):
                     attempt()
 
@@ -305,7 +323,7 @@ class TestDisk:
             return os.preadv(fd, [buffers[0][:777]], offset)
 
         with PoolFile.open(path, **GEOMETRY, disk=Disk(pwrite=little, preadv=some)) as pool:
-            checksum = pool.write_page(1, page_of(1))
+            checksum = write(pool, 1, page_of(1))
             data, found = read(pool, 1)
             assert checksum == found
             assert (data == page_of(1)).all()
@@ -413,11 +431,11 @@ class TestHeader:
 
 def test_killed_in_the_middle_of_a_page_the_checksum_tells(path: Path):
     with PoolFile.open(path, **GEOMETRY) as pool:
-        old = pool.write_page(0, page_of(0))
+        old = write(pool, 0, page_of(0))
     code = (
         "import numpy as np; from pathlib import Path; from storage.pool_file import PoolFile;"
         f"p = PoolFile.open(Path({str(path)!r}), **{GEOMETRY!r});"
-        "p.write_page(0, np.full(p.page_bytes, 7, np.uint8))"
+        "p.write_pages(0, np.full(p.page_bytes, 7, np.uint8))"
     )
     environment = {**os.environ, "MIDSENTENCE_TESTING": "1", "MIDSENTENCE_FAILPOINTS": "pool.mid_write=kill"}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -9

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.identity import page_identities, root_identity
+from engine.identity import page_identities, root_identity
 
 ROOT = root_identity("model", "arithmetic")
 SHAPE = {"page_size": 4, "prefill_chunk": 8}

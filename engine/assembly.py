@@ -1,0 +1,54 @@
+"""Puts pools, caches and copies together: the one place that knows how."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from engine.cache import PagedKVCache
+from engine.eviction import EvictionPolicy, make_policy
+from engine.host_cache import HostCache
+from engine.pools import DevicePool, HostPool
+from engine.residency import Residency
+from engine.swap import ThreadSwap
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the outside hears, each on the thread where it happens."""
+
+    on_problem: Callable[[str, str], None] = _nothing  #: an event and its words: a copy failed, a page did not verify
+    on_copied: Callable[[], None] = _nothing  #: a copy completed
+    on_death: Callable[[BaseException], None] | None = None  #: a copy thread died, and pages stay pinned for ever
+    reached: Callable[[str], None] = _nothing  #: a named point at which a test may end the process
+
+
+def make_residency(
+    device: DevicePool,
+    host: HostPool | None = None,
+    *,
+    prefill_chunk: int,
+    eviction: str = "arc",
+    table: Mapping[int, tuple[str, int]] | None = None,
+    durable: bool = False,
+    reserve: int = 0,
+    hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
+) -> Residency:
+    """Without ``host`` nothing is ever copied. ``eviction`` is the policy of both pools: arc, lru or fifo; for ``table``,
+    ``durable`` and ``reserve`` see ``HostCache``."""
+    cache = PagedKVCache(device, host)
+    policy: EvictionPolicy[str] = make_policy(eviction, device.manager.total_pages)
+    if host is None:
+        return Residency(cache, policy, prefill_chunk=prefill_chunk, on_problem=hooks.on_problem, reached=hooks.reached)
+    host_policy: EvictionPolicy[str] = make_policy(eviction, host.manager.total_pages)
+    return Residency(
+        cache,
+        policy,
+        prefill_chunk=prefill_chunk,
+        host=HostCache(host.manager, host_policy, table, durable=durable, reserve=reserve),
+        swap=ThreadSwap(device, host, on_completed=hooks.on_copied, on_death=hooks.on_death, reached=hooks.reached),
+        on_problem=hooks.on_problem,
+        reached=hooks.reached,
+    )
