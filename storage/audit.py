@@ -77,7 +77,7 @@ def _key_problems(wire: Wire, records: dict[str, JobRecord]) -> Iterator[str]:
             for prefix in (keys.JOB, keys.LOG):
                 if key.startswith(prefix) and key.removeprefix(prefix) not in records:
                     yield f"{key} belongs to no listed job"
-            if key.startswith(keys.IDEMPOTENCY) and wire.call("GET", key) not in records:
+            if key.startswith(keys.IDEMPOTENCY) and wire.call("GET", key).split()[0] not in records:
                 yield f"{key} names a job that is not there"
         if cursor == "0":
             return

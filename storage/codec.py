@@ -28,10 +28,18 @@ def pairs(flat: Sequence[str]) -> dict[str, str]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def job_fields(job: NewJob) -> dict[str, str]:
-    """Every field of the record, so that no script meets a missing one. Times and order are set by the script."""
+def group_arguments(jobs: Sequence[NewJob]) -> Iterator[str]:
+    """How many; id, spec and chain of each; then fields and values that their records share: a prompt can be long."""
+    yield str(len(jobs))
+    for job in jobs:
+        yield from (job.job_id, job.spec, chain.start(job.spec, job.prompt_token_ids, job.job_id))
+    for pair in _shared_fields(jobs[0]).items():
+        yield from pair
+
+
+def _shared_fields(job: NewJob) -> dict[str, str]:
+    """With spec and chain every field of the record, so that no script meets a missing one. The script sets times and order."""
     return {
-        "spec": job.spec,
         "prompt": " ".join(map(str, job.prompt_token_ids)),
         "prompt_length": str(len(job.prompt_token_ids)),
         "model": job.model_fingerprint,
@@ -43,7 +51,6 @@ def job_fields(job: NewJob) -> dict[str, str]:
         "traceparent": job.traceparent,
         "group": job.group,
         "served_by": job.served_by,
-        "chain": chain.start(job.spec, job.prompt_token_ids, job.job_id),
         **dict.fromkeys(("fence", "strikes", "charged", "lost", "recoveries", "length", "cached", "replayed", "restored"), "0"),
         **dict.fromkeys(("engine", "incarnation", "arithmetic", "finish_reason", "error_code", "error_message"), ""),
         **dict.fromkeys(("started_at", "finished_at", "deadline_at", "affinity", "affinity_until", "unfit_since"), ""),

@@ -46,7 +46,11 @@ class JobStore(Protocol):
         """Accept the store as it is: a new epoch voids marks, owners and incarnations; in-progress jobs go back to the queue."""
 
     # clients -------------------------------------------------------------------------------------------------------
-    def submit(self, job: NewJob, *, queue_limit: int) -> Submitted: ...
+    def submit(self, *jobs: NewJob, queue_limit: int) -> Submitted:
+        """All of them or none: a group, whose jobs differ in id and spec alone; one job is a group of one.
+
+        An idempotency key names the whole group, and lives as long as the record of its first job.
+        """
 
     def get(self, job_id: str) -> JobRecord | None: ...
 

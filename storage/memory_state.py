@@ -94,7 +94,7 @@ class State:
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
-        self.keys: dict[str, str] = {}
+        self.keys: dict[str, tuple[str, ...]] = {}  #: digest of tenant and key -> ids of the jobs it made
         self.engines: dict[str, Engine] = {}
         self.pools: dict[str, dict[int, PageEntry]] = {}
         self.order = 0

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from storage import keys
 from storage.errors import EngineDead, WrongStore
-from storage.memory_state import Engine, Job, State
-from storage.memory_verbs import commit_job, new_record, purge_job, refusal, release_job
+from storage.memory_state import Engine, State
+from storage.memory_verbs import commit_job, purge_job, refusal, release_job, submit_group
 from storage.records import (
     EngineInfo,
     EngineRecord,
@@ -32,7 +31,6 @@ from storage.records import (
     StepAnswers,
     StepWrites,
     StoreIdentity,
-    SubmitOutcome,
     Submitted,
 )
 from storage.rules import (
@@ -40,6 +38,7 @@ from storage.rules import (
     MOVED_PER_CALL,
     POISON_STRIKES,
     check_commit,
+    check_group,
     check_sweep,
     parse_cursor,
 )
@@ -104,24 +103,10 @@ class MemoryJobStore:
             return StoreIdentity(*self._store, state.commit)
 
     # clients ---------------------------------------------------------------------------------------------------------
-    def submit(self, job: NewJob, *, queue_limit: int) -> Submitted:
+    def submit(self, *jobs: NewJob, queue_limit: int) -> Submitted:
+        check_group(jobs)
         with self._script() as state:
-            if job.job_id in state.jobs:
-                return Submitted(SubmitOutcome.EXISTS, job.job_id)
-            digest = "" if job.idempotency_key is None else keys.idempotency_digest(job.tenant, job.idempotency_key)
-            earlier = state.keys.get(digest)
-            if earlier is not None:
-                same = state.jobs[earlier].request_hash == job.request_hash
-                return Submitted(SubmitOutcome.EXISTS if same else SubmitOutcome.CONFLICT, earlier)
-            if len(state.queue(job.model_fingerprint)) >= queue_limit:
-                return Submitted(SubmitOutcome.FULL, job.job_id)
-            state.order += 1
-            state.jobs[job.job_id] = Job(new_record(job, state), job.request_hash, digest)
-            if digest:
-                state.keys[digest] = job.job_id
-            state.commit += 1
-            state.hints.publish(job.job_id)
-            return Submitted(SubmitOutcome.CREATED, job.job_id)
+            return submit_group(state, jobs, queue_limit)
 
     def get(self, job_id: str) -> JobRecord | None:
         with self._script() as state:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from storage import chain
+from storage import chain, keys
 from storage.memory_state import Engine, Job, State
 from storage.records import (
     Commit,
@@ -13,11 +13,34 @@ from storage.records import (
     NewJob,
     OwnedJob,
     RegisterOutcome,
+    SubmitOutcome,
+    Submitted,
 )
 from storage.rules import IDEMPOTENCY_HOLD, READ_HOLD
 
 
-def new_record(job: NewJob, state: State) -> JobRecord:
+def submit_group(state: State, jobs: Sequence[NewJob], queue_limit: int) -> Submitted:
+    first, ids = jobs[0], tuple(job.job_id for job in jobs)
+    if any(job_id in state.jobs for job_id in ids):
+        return Submitted(SubmitOutcome.EXISTS, ids)
+    digest = "" if first.idempotency_key is None else keys.idempotency_digest(first.tenant, first.idempotency_key)
+    earlier = state.keys.get(digest)
+    if earlier is not None:
+        same = state.jobs[earlier[0]].request_hash == first.request_hash
+        return Submitted(SubmitOutcome.EXISTS if same else SubmitOutcome.CONFLICT, earlier)
+    if len(state.queue(first.model_fingerprint)) + len(jobs) > queue_limit:
+        return Submitted(SubmitOutcome.FULL, ids)
+    for job in jobs:
+        state.order += 1
+        state.jobs[job.job_id] = Job(_new_record(job, state), job.request_hash, digest)
+        state.hints.publish(job.job_id)
+    if digest:
+        state.keys[digest] = ids
+    state.commit += 1
+    return Submitted(SubmitOutcome.CREATED, ids)
+
+
+def _new_record(job: NewJob, state: State) -> JobRecord:
     return JobRecord(
         job_id=job.job_id,
         spec=job.spec,
@@ -113,7 +136,8 @@ def purge_job(state: State, job: Job, retention: float) -> bool:
         job.expires = hold - retention
         return False
     del state.jobs[job.record.job_id]
-    state.keys.pop(job.digest, None)
+    if state.keys.get(job.digest, ())[:1] == (job.record.job_id,):
+        del state.keys[job.digest]
     state.commit += 1
     state.hints.publish(job.record.job_id)
     return True

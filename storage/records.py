@@ -59,21 +59,21 @@ class NewJob:
     idempotency_key: str | None = None
     request_id: str = ""
     traceparent: str = ""
-    group: str = ""
+    group: str = ""  #: the id of the group's first job; "" for a job that was submitted alone
     served_by: str = ""  #: incarnation of the api that serves a plain foreground job; "" for background jobs
 
 
 class SubmitOutcome(StrEnum):
     CREATED = "created"
-    EXISTS = "exists"  #: same idempotency key and body (or this very job id): the job that is there
+    EXISTS = "exists"  #: same idempotency key and body (or these very job ids): the jobs that are there
     CONFLICT = "conflict"  #: same key, other body
-    FULL = "full"  #: the queue limit is reached
+    FULL = "full"  #: the queue limit leaves no room for all of them
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
     outcome: SubmitOutcome
-    job_id: str
+    job_ids: tuple[str, ...]  #: in the order in which they were submitted
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from storage.codec import (
     MUTABLE,
     engine_fields,
     engine_record,
-    job_fields,
+    group_arguments,
     job_record,
     log_arguments,
     log_entry,
@@ -44,7 +44,7 @@ from storage.records import (
     SubmitOutcome,
     Submitted,
 )
-from storage.rules import check_commit, check_sweep, parse_cursor
+from storage.rules import check_commit, check_group, check_sweep, parse_cursor
 from storage.server import ServerInfo, check_settings, memory_use, server_info
 from storage.session import Call, Session
 from storage.wire import Command
@@ -91,13 +91,14 @@ class RedisJobStore:
         return check_settings(self._session.plain, allow_weak=allow_weak)
 
     # clients ---------------------------------------------------------------------------------------------------------
-    def submit(self, job: NewJob, *, queue_limit: int) -> Submitted:
+    def submit(self, *jobs: NewJob, queue_limit: int) -> Submitted:
+        check_group(jobs)
         self._refuse_when_full()
-        digest = keys.idempotency_digest(job.tenant, job.idempotency_key) if job.idempotency_key is not None else ""
-        deadline = "" if job.deadline_seconds is None else repr(float(job.deadline_seconds))
-        fields = [text for pair in job_fields(job).items() for text in pair]
-        word, _, job_id = self._session.run("submit", job.job_id, str(queue_limit), deadline, digest, *fields)
-        return Submitted(SubmitOutcome(word.lower()), job_id)
+        first = jobs[0]
+        digest = "" if first.idempotency_key is None else keys.idempotency_digest(first.tenant, first.idempotency_key)
+        deadline = "" if first.deadline_seconds is None else repr(float(first.deadline_seconds))
+        word, _, job_ids = self._session.run("submit", str(queue_limit), deadline, digest, *group_arguments(jobs))
+        return Submitted(SubmitOutcome(word.lower()), tuple(job_ids))
 
     def _refuse_when_full(self) -> None:
         now = time.monotonic()

@@ -1,7 +1,10 @@
 """Rules that both job stores keep in Python: checks of arguments, and the sums behind claims and sweeps. Pure."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from storage.errors import StorageError
-from storage.records import Commit, JobStatus
+from storage.records import Commit, JobStatus, NewJob
 
 POISON_STRIKES = 3
 POISON_MESSAGE = "the engine died three times before the job made progress, twice with the job running alone"
@@ -15,6 +18,13 @@ CLAIM_CONSIDERED = 32
 MOVED_PER_CALL = 64
 READ_HOLD = 360.0
 IDEMPOTENCY_HOLD = 86400.0
+
+
+def check_group(jobs: Sequence[NewJob]) -> None:
+    """ValueError for jobs that cannot be submitted together."""
+    alike = [replace(job, job_id="", spec="") for job in jobs]
+    if not alike or alike.count(alike[0]) < len(jobs) or len({job.job_id for job in jobs}) < len(jobs):
+        raise ValueError("a group has at least one job; its jobs have ids of their own, may differ in spec, and in nothing else")
 
 
 def check_commit(commit: Commit) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from service.api import views
 from service.api.context import Context
 from service.api.problems import CursorAhead, InvalidRequest
-from service.api.reader import JobReader, Progress
+from service.api.reader import Progress
 from storage.records import JobRecord, JobStatus
 
 _CURSOR = re.compile(r"[0-9]{1,15}")
@@ -44,13 +44,13 @@ class NativeEvents:
         self._context = context
         self._after = after
         self._param = param
+        self.ended = False
         self._shown_status: JobStatus | None = None
         self._shown_recoveries = 0
         self._counters = (0, 0)
         self._rise_at: int | None = None  #: log length when an unannounced recovery was first seen
 
-    def open(self, reader: JobReader) -> Response | None:
-        record = reader.record
+    def open(self, record: JobRecord) -> Response | None:
         if record.status.terminal and self._after == record.log_length + 1:
             return Response(status_code=204)
         if self._after > record.log_length:
@@ -81,6 +81,7 @@ class NativeEvents:
             events.append(f"id: {index}\nevent: token\ndata: {data}\n\n")
         if progress.finished:
             events.append(_event(_TERMINAL_EVENT[record.status], _ending(record), event_id=record.log_length + 1))
+            self.ended = True
         return "".join(events).encode()
 
     def _recovery_is_told(self, record: JobRecord) -> bool:
@@ -99,7 +100,7 @@ class NativeEvents:
         error = {"code": "gone", "message": "the job was deleted while it was read"}
         return _event("failed", {"status": "failed", "finish_reason": None, "usage": None, "error": error}).encode()
 
-    def left_early(self, job_id: str) -> None:
+    def close(self) -> None:
         """The job goes on; the client may come back."""
 
 

@@ -56,7 +56,7 @@ def job_routes(context: Context, tailer: Tailer) -> APIRouter:
         """The job's tokens as server-sent events, from the first or from Last-Event-ID (or ?after=N) on."""
         check_query(request, frozenset({"after"}))
         after, param = parse_cursor(request.headers.get("Last-Event-ID"), request.query_params.get("after"))
-        return EventStream(context, tailer, checked_id(job_id), after, NativeEvents(context, after, param))
+        return EventStream(context, tailer, [checked_id(job_id)], after, NativeEvents(context, after, param))
 
     return router
 
@@ -96,15 +96,16 @@ async def _create(context: Context, request: Request) -> Response:
     )
     answer = await submission.submit(context, job)
     status, seed = JobStatus.QUEUED, spec.seed
-    headers = {"Location": f"/v1/jobs/{answer.job_id}"}
+    (job_id,) = answer.job_ids
+    headers = {"Location": f"/v1/jobs/{job_id}"}
     if answer.outcome is SubmitOutcome.EXISTS:
-        record = await context.store.run(lambda store: store.get(answer.job_id))
+        record = await context.store.run(lambda store: store.get(job_id))
         if record is not None:
             status, seed = record.status, JobSpec.from_json(record.spec).seed
     if submission.is_replay(job, answer):
         headers["Idempotent-Replayed"] = "true"
     # The seed, so that a job whose seed was drawn here can be run again.
-    shown = {"id": answer.job_id, "object": "job", "status": status.value, "model": spec.model, "seed": seed}
+    shown = {"id": job_id, "object": "job", "status": status.value, "model": spec.model, "seed": seed}
     return JSONResponse(shown, 202, headers)
 
 

@@ -1,8 +1,9 @@
-"""One reader's way through one job's log: from any position to the end, exactly once, at the reader's own pace."""
+"""One reader's way through the logs of a job or of a group of them: from any position to the end, exactly once, at its own pace."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from service.api.context import Context
@@ -40,19 +41,18 @@ class Progress:
         return self.record.status.terminal and self.position >= self.record.log_length
 
 
-class JobReader:
-    """Made by ``follow``. ``position``: tokens delivered so far; ``record``: as of then."""
+class GroupReader:
+    """Made by ``follow``. ``record``: of the first job, as it was when the reader was made."""
 
-    def __init__(self, context: Context, tailer: Tailer, feed: Feed, first: Progress, wake_up: asyncio.Event) -> None:
+    def __init__(
+        self, context: Context, readers: Sequence["_JobReader"], opening: Sequence[Progress], wake_up: asyncio.Event
+    ) -> None:
         self._context = context
-        self._tailer = tailer
-        self._feed = feed
+        self._opening = deque(opening)  #: what was read when the reader was made, to be given out first
+        self._open = [reader for reader, first in zip(readers, opening, strict=True) if not first.finished]
         self._wake_up = wake_up
-        self._first: Progress | None = first
-        self._seen_version = 0
         self._client_gone = False
-        self.record = first.record
-        self.position = first.after
+        self.record = opening[0].record
 
     def stop(self) -> None:
         """The client went away."""
@@ -60,15 +60,12 @@ class JobReader:
         self._wake_up.set()
 
     async def next(self, timeout: float) -> Progress | None:
-        """Wait for news; None when there were none for ``timeout`` seconds. Raises ReaderStopped, JobGone."""
-        progress, self._first = self._first, None
-        if progress is None:
-            progress = await self._wait(timeout)
-        if progress is not None:
-            self.record, self.position = progress.record, progress.position
-        return progress
+        """Wait for news of any job; None when there were none for ``timeout`` seconds. Raises ReaderStopped, JobGone.
 
-    async def _wait(self, timeout: float) -> Progress | None:
+        Of each job the last is ``finished``; there is nothing to wait for when all are.
+        """
+        if self._opening:
+            return self._opening.popleft()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
@@ -76,18 +73,46 @@ class JobReader:
             if self._client_gone or self._context.drain.draining:
                 raise ReaderStopped
             pause = deadline - loop.time()
-            if self._must_read():
-                try:
-                    return await self._read()
-                except StorageError:
-                    pause = min(pause, RETRY_AFTER)
-            elif (news := self._news()) is not None:
+            try:
+                news = await self._news()
+            except StorageError:
+                news, pause = None, min(pause, RETRY_AFTER)
+            if news is not None:
                 return news
             if pause <= 0:
                 return None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake_up.wait()
+
+    async def _news(self) -> Progress | None:
+        for reader in self._open:
+            news = await reader.news()
+            if news is not None:
+                self._open.remove(reader)
+                if not news.finished:
+                    self._open.append(reader)  # the others first
+                return news
+        return None
+
+
+class _JobReader:
+    """``position``: tokens delivered so far; ``record``: as of then."""
+
+    def __init__(self, context: Context, tailer: Tailer, feed: Feed, first: Progress) -> None:
+        self._context = context
+        self._tailer = tailer
+        self._feed = feed
+        self._seen_version = 0
+        self.record = first.record
+        self.position = first.position
+
+    async def news(self) -> Progress | None:
+        """What is new just now. Raises JobGone and what ``storage.errors`` names."""
+        progress = await self._read() if self._must_read() else self._seen()
+        if progress is not None:
+            self.record, self.position = progress.record, progress.position
+        return progress
 
     def _must_read(self) -> bool:
         """The log is known to hold more than we have, and the feed does not hold it: the log was long, or we are slow."""
@@ -96,7 +121,7 @@ class JobReader:
         known = max(self.record.log_length, self._feed.start)
         return self.position < self._feed.start or self._feed.end <= self.position < known
 
-    def _news(self) -> Progress | None:
+    def _seen(self) -> Progress | None:
         feed = self._feed
         if feed.gone:
             raise JobGone
@@ -107,32 +132,38 @@ class JobReader:
 
     async def _read(self) -> Progress:
         try:
-            progress = await read_progress(self._context, self.record.job_id, self.position)
+            (progress,) = await _read(self._context, [self.record.job_id], self.position)
         except JobNotFound:
             raise JobGone from None
         self._tailer.skip_to(self.record.job_id, progress.position)
         return progress
 
 
-async def read_progress(context: Context, job_id: str, after: int) -> Progress:
-    """One read of the log, outside the feed. Raises JobNotFound and what ``storage.errors`` names."""
-    found = (await context.store.run(lambda store: store.read([LogRead(job_id, after, READ_LIMIT)])))[0]
-    if found is None:
-        raise JobNotFound(f"there is no job {job_id}")
-    # Entries newer than the record are left for the next read, so that both tell of the same moment.
-    return Progress(found.record, after, found.entries[: max(0, found.record.log_length - after)])
+async def _read(context: Context, job_ids: Sequence[str], after: int) -> list[Progress]:
+    """One read of the logs, outside the feeds. Raises JobNotFound and what ``storage.errors`` names."""
+    reads = [LogRead(job_id, after, READ_LIMIT) for job_id in job_ids]
+    read: list[Progress] = []
+    for job_id, found in zip(job_ids, await context.store.run(lambda store: store.read(reads)), strict=True):
+        if found is None:
+            raise JobNotFound(f"there is no job {job_id}")
+        # Entries newer than the record are left for the next read, so that both tell of the same moment.
+        read.append(Progress(found.record, after, found.entries[: max(0, found.record.log_length - after)]))
+    return read
 
 
 @contextlib.asynccontextmanager
-async def follow(context: Context, tailer: Tailer, job_id: str, after: int) -> AsyncIterator[JobReader]:
-    """Read the job's log from ``after`` on. Raises JobNotFound and what ``storage.errors`` names."""
+async def follow(context: Context, tailer: Tailer, job_ids: Sequence[str], after: int = 0) -> AsyncIterator[GroupReader]:
+    """Read the jobs' logs from ``after`` on. Raises JobNotFound and what ``storage.errors`` names."""
     wake_up = asyncio.Event()
     # Watch first, then read: a change between the two is seen by both, never by neither.
-    feed = tailer.watch(job_id, after, wake_up)
+    feeds = [tailer.watch(job_id, after, wake_up) for job_id in job_ids]
     try:
-        first = await read_progress(context, job_id, after)
-        tailer.skip_to(job_id, first.position)
+        opening = await _read(context, job_ids, after)
+        for first in opening:
+            tailer.skip_to(first.record.job_id, first.position)
+        readers = [_JobReader(context, tailer, feed, first) for feed, first in zip(feeds, opening, strict=True)]
         with context.drain.waking(wake_up):
-            yield JobReader(context, tailer, feed, first, wake_up)
+            yield GroupReader(context, readers, opening, wake_up)
     finally:
-        tailer.unwatch(job_id, wake_up)
+        for job_id in job_ids:
+            tailer.unwatch(job_id, wake_up)

@@ -7,12 +7,13 @@ import json
 import re
 from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.api.problems import InvalidRequest
 
 MAX_STOPS = 16
+MAX_CHOICES = 16
 _MAX_STOP_LENGTH = 1024
 _INT64 = 1 << 63
 _YEAR = 366 * 86_400
@@ -155,8 +156,8 @@ class CompletionRequest(Sampling):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Accepted and not used.")
-    n: int = 1
-    best_of: int = 1
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers to the one prompt. Choice i draws with seed + i.")
+    best_of: int | None = Field(None, description="As many as n, or left out: none is thrown away.")
     echo: bool = False
     suffix: str | None = None
 
@@ -169,10 +170,11 @@ class CompletionRequest(Sampling):
             value = value[0]
         return _checked_prompt(value)
 
-    @field_validator("n", "best_of")
+    @field_validator("best_of")
     @classmethod
-    def _only_one(cls, value: int) -> int:
-        return value if value == 1 else _refuse(f"only 1 is supported, got {value}", "unsupported_value")
+    def _all_are_answered(cls, value: int, info: ValidationInfo) -> int:
+        n = info.data.get("n", value)  # missing where it was refused itself
+        return value if value == n else _refuse(f"must be equal to n ({n}) or left out, got {value}", "unsupported_value")
 
     @field_validator("echo", "suffix")
     @classmethod

@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -26,6 +26,7 @@ _log = get_logger("api.submission")
 
 #: Random seeds stay below this, so that every JSON reader can give them back exactly.
 SEED_LIMIT = 1 << 53
+_SEEDS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def make_spec(context: Context, request: Sampling, max_tokens: int, *, metadata:
         model=context.model.name,
         max_tokens=max_tokens,
         # Samplers count upwards from the seed: a negative one is the same as a large one.
-        seed=secrets.randbelow(SEED_LIMIT) if request.seed is None else request.seed % (1 << 63),
+        seed=secrets.randbelow(SEED_LIMIT) if request.seed is None else request.seed % _SEEDS,
         temperature=request.temperature,
         top_k=max(0, request.top_k),
         top_p=request.top_p,
@@ -170,8 +171,19 @@ def new_job_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(16)}"
 
 
-async def submit(context: Context, job: NewJob) -> Submitted:
-    """Send the very same job until it is answered. Raises QueueFull, IdempotencyConflict and what ``storage.errors`` names."""
+def group_of(job: NewJob, spec: JobSpec, n: int) -> tuple[NewJob, ...]:
+    """``job`` and n - 1 more like it; its id names the group. Job i has the id ``ID-i``, and i is added to its seed."""
+    if n == 1:
+        return (job,)
+    first = replace(job, group=job.job_id)
+    others = (
+        replace(first, job_id=f"{job.job_id}-{i}", spec=replace(spec, seed=(spec.seed + i) % _SEEDS).to_json()) for i in range(1, n)
+    )
+    return first, *others
+
+
+async def submit(context: Context, *jobs: NewJob) -> Submitted:
+    """Send the very same jobs until they are answered. Raises QueueFull, IdempotencyConflict and what ``storage.errors`` names."""
     loop = asyncio.get_running_loop()
     # Patience is for a reply that was lost, and for a Redis that restarts. One that has been away is for the client to wait for.
     away = context.view is not None and isinstance(context.view.error, StoreUnavailable)
@@ -180,12 +192,12 @@ async def submit(context: Context, job: NewJob) -> Submitted:
     limit = context.options.queue_limit
     while True:
         try:
-            answer = await context.store.run(lambda store: store.submit(job, queue_limit=limit))
+            answer = await context.store.run(lambda store: store.submit(*jobs, queue_limit=limit))
             break
         except StoreUnavailable as error:
             if loop.time() + pause > give_up or context.drain.draining:
                 raise
-            _log.info("submit_again", job_id=job.job_id, error=str(error))
+            _log.info("submit_again", job_id=jobs[0].job_id, error=str(error))
         await asyncio.sleep(pause)
         pause = min(1.0, 2 * pause)
     if answer.outcome is SubmitOutcome.CONFLICT:
@@ -193,12 +205,12 @@ async def submit(context: Context, job: NewJob) -> Submitted:
             "this Idempotency-Key came before with another request: use a new key for a new job", param="Idempotency-Key"
         )
     if answer.outcome is SubmitOutcome.FULL:
-        raise QueueFull(f"{context.options.queue_limit} jobs are waiting already (--queue-limit): try again later")
-    if is_replay(job, answer):
+        raise QueueFull(f"no room in the queue for {len(jobs)} more: {limit} jobs may wait (--queue-limit); try again later")
+    if is_replay(jobs[0], answer):
         context.metrics.idempotent_replays.inc()
     return answer
 
 
 def is_replay(job: NewJob, answer: Submitted) -> bool:
-    """An earlier request's job, and not the one that we made ourselves and heard of only at the second try."""
-    return answer.outcome is SubmitOutcome.EXISTS and answer.job_id != job.job_id
+    """An earlier request's job, and not the one (first of its group) that we made and heard of only at the second try."""
+    return answer.outcome is SubmitOutcome.EXISTS and answer.job_ids[0] != job.job_id

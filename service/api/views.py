@@ -62,6 +62,7 @@ def job(record: JobRecord, entries: list[LogEntry] | None) -> dict[str, Any]:
         "priority": record.priority,
         "metadata": spec.metadata,
         "request_id": record.request_id,
+        "group": record.group or None,
     }
     if entries is not None:
         shown["output"] = _output(record, spec, entries)

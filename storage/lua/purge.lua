@@ -15,7 +15,9 @@ end
 unlist(id, job[2], job[1])
 unlist(id, job[2], 'all')
 redis.call('HINCRBY', KEY.counts, job[1], -1)
-if job[3] ~= '' then redis.call('DEL', KEY.idempotency .. job[3]) end
+-- The key goes with the first job that it names. The group's other jobs are held as long as that one, so that the key finds them.
+local named = job[3] ~= '' and redis.call('GET', KEY.idempotency .. job[3])
+if named and string.match(named, '%S+') == id then redis.call('DEL', KEY.idempotency .. job[3]) end
 redis.call('ZREM', KEY.expiry, id)
 redis.call('UNLINK', KEY.job .. id, KEY.log .. id)
 redis.call('PUBLISH', KEY.hints, id)

@@ -17,6 +17,8 @@ from tests.servers import RedisServer
 from tests.storage.backends import MemoryBackend, RedisBackend, engine_info, tokens
 
 JOBS = tuple(f"job-{i}" for i in range(6))
+GROUPS = (("job-4", "job-5"), ("group-0", "group-1"), ("group-2", "group-3", "group-4"), ("group-5", "group-1"))
+ALL = (*JOBS, *(f"group-{i}" for i in range(6)))
 ENGINES = ("engine-1", "engine-2")
 MODELS = ("model-a", "model-b")
 TIMES = {"created_at", "started_at", "finished_at", "deadline_at", "now"}
@@ -82,6 +84,14 @@ class Agreement(RuleBasedStateMachine):
     def submit(self, job_id, model, prompt, priority, deadline, key, body, tenant, limit, max_tokens) -> None:
         job = NewJob(job_id, f'{{"b":"{body}"}}', tuple(range(prompt)), model, max_tokens, body, priority, deadline, tenant, key)
         self.both(lambda store: store.submit(job, queue_limit=limit))
+
+    @rule(
+        ids=st.sampled_from(GROUPS), key=st.sampled_from([None, "k"]), body=st.sampled_from("xy"),
+        limit=st.sampled_from([2, 4, 5, 100]), deadline=st.sampled_from([None, 20.5]),
+    )  # fmt: skip
+    def submit_group(self, ids, key, body, limit, deadline) -> None:
+        jobs = [NewJob(i, f'{{"b":"{i}"}}', (1, 2), "model-a", 3, body, 0, deadline, "", key, group=ids[0]) for i in ids]
+        self.both(lambda store: store.submit(*jobs, queue_limit=limit))
 
     @rule(
         engine=st.sampled_from(ENGINES), model=st.sampled_from(["model-a", "model-a", "model-b"]), blame=st.booleans(),
@@ -158,7 +168,7 @@ class Agreement(RuleBasedStateMachine):
                 judged = (engine, record.incarnation, record.beat + off)
                 self.both(lambda store, judged=judged: store.take_over(*judged))
 
-    @rule(job_id=st.sampled_from(JOBS))
+    @rule(job_id=st.sampled_from(ALL))
     def cancel(self, job_id) -> None:
         self.both(lambda store: store.cancel(job_id))
 
@@ -184,7 +194,7 @@ class Agreement(RuleBasedStateMachine):
 
     @rule()
     def read_logs(self) -> None:
-        self.both(lambda store: store.read([LogRead(job_id, after, 2) for job_id in JOBS for after in (0, 1)]))
+        self.both(lambda store: store.read([LogRead(job_id, after, 2) for job_id in ALL for after in (0, 1)]))
 
     @precondition(lambda self: self.last is not None)
     @rule()
@@ -204,7 +214,7 @@ class Agreement(RuleBasedStateMachine):
     def all_that_can_be_seen_is_equal(self) -> None:
         if not self.stores[1].identity():
             return
-        self.quietly(lambda store: [store.get(job_id) for job_id in JOBS])
+        self.quietly(lambda store: [store.get(job_id) for job_id in ALL])
         self.quietly(lambda store: (store.counts(), store.identity(), [store.queued(model) for model in MODELS]))
         self.quietly(lambda store: store.engines())
         self.quietly(lambda store: [store.pool_table(f"{pool}-{engine}") for pool in "pq" for engine in ENGINES])

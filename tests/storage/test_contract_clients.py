@@ -14,6 +14,7 @@ from storage.records import (
     JobError,
     JobStatus,
     LogRead,
+    NewJob,
     StoreIdentity,
     SubmitOutcome,
 )
@@ -81,9 +82,9 @@ class TestSubmit:
     def test_idempotency_key(self, store: JobStore):
         submit(store, idempotency_key="k")
         same = store.submit(new_job("job-2", idempotency_key="k"), queue_limit=0)
-        assert (same.outcome, same.job_id) == (SubmitOutcome.EXISTS, "job-1")
+        assert (same.outcome, same.job_ids) == (SubmitOutcome.EXISTS, ("job-1",))
         other = store.submit(new_job("job-3", idempotency_key="k", request_hash="other"), queue_limit=LIMIT)
-        assert (other.outcome, other.job_id) == (SubmitOutcome.CONFLICT, "job-1")
+        assert (other.outcome, other.job_ids) == (SubmitOutcome.CONFLICT, ("job-1",))
         submit(store, "job-4", idempotency_key="k", tenant="another")
         submit(store, "job-5", idempotency_key="")
 
@@ -101,6 +102,68 @@ class TestSubmit:
         submit(store, spec='{"prompt":"héllo \\u0000 日本 🎈\n"}', prompt_token_ids=())
         assert store.get("job-1").spec == '{"prompt":"héllo \\u0000 日本 🎈\n"}'
         assert store.get("job-1").prompt_token_ids == ()
+
+
+def group(*job_ids: str, **values) -> list[NewJob]:
+    return [new_job(job_id, spec=f'{{"n":{i}}}', group=job_ids[0], **values) for i, job_id in enumerate(job_ids)]
+
+
+class TestGroups:
+    def test_all_of_a_group_are_made_by_one_commit(self, store: JobStore, engine: EngineUnderTest):
+        jobs = group("a", "b", "c", deadline_seconds=5)
+        before = store.identity().commit
+        answer = store.submit(*jobs, queue_limit=3)
+        assert (answer.outcome, answer.job_ids) == (SubmitOutcome.CREATED, ("a", "b", "c"))
+        assert store.identity().commit == before + 1
+        records = [store.get(job.job_id) for job in jobs]
+        assert [(r.spec, r.group, r.order) for r in records] == [(job.spec, "a", i + 1) for i, job in enumerate(jobs)]
+        assert [r.chain for r in records] == [chain.start(job.spec, job.prompt_token_ids, job.job_id) for job in jobs]
+        assert len({(r.created_at, r.deadline_at, r.prompt_token_ids) for r in records}) == 1
+        assert store.counts()[JobStatus.QUEUED] == store.queued("model-a") == 3
+        assert [job.job_id for job in engine.claim()] == ["a", "b", "c"]
+
+    def test_the_queue_limit_counts_all_and_a_refused_group_leaves_nothing(self, store: JobStore):
+        submit(store)
+        refused = store.submit(*group("a", "b", idempotency_key="k"), queue_limit=2)
+        assert (refused.outcome, refused.job_ids) == (SubmitOutcome.FULL, ("a", "b"))
+        assert store.get("a") is store.get("b") is None
+        assert store.queued("model-a") == 1
+        assert store.submit(*group("a", "b", idempotency_key="k"), queue_limit=3).outcome is SubmitOutcome.CREATED
+
+    def test_a_retry_finds_the_group(self, store: JobStore):
+        store.submit(*group("a", "b", idempotency_key="k"), queue_limit=2)
+        own = store.submit(*group("a", "b", idempotency_key="k"), queue_limit=0)
+        same = store.submit(*group("c", "d", idempotency_key="k"), queue_limit=0)
+        assert own == same
+        assert (same.outcome, same.job_ids) == (SubmitOutcome.EXISTS, ("a", "b"))
+        other = store.submit(*group("c", "d", idempotency_key="k", request_hash="other"), queue_limit=LIMIT)
+        assert (other.outcome, other.job_ids) == (SubmitOutcome.CONFLICT, ("a", "b"))
+        assert store.submit(*group("e", "b"), queue_limit=LIMIT).outcome is SubmitOutcome.EXISTS
+        assert len(store.jobs().jobs) == 2
+
+    def test_jobs_are_purged_one_by_one_and_the_key_goes_with_the_first(self, backend: Backend, store: JobStore):
+        def with_key(*job_ids: str) -> tuple[str, ...]:
+            return store.submit(*group(*job_ids, idempotency_key="k"), queue_limit=LIMIT).job_ids
+
+        with_key("a", "b", "c")
+        store.cancel("b")
+        backend.advance(3600)
+        assert store.sweep_expired(50) == 0  # the key finds b, too, for a day at least
+        store.cancel("a")
+        backend.advance(24 * 3600)
+        assert store.sweep_expired(50) == 2
+        assert store.get("c").status is JobStatus.QUEUED
+        assert with_key("x", "y") == ("x", "y")
+        store.cancel("c")
+        backend.advance(100)
+        assert store.sweep_expired(50) == 1
+        assert with_key("z") == ("x", "y")  # c no longer had a say in it
+        assert backend.leftovers() == []
+
+    def test_jobs_that_differ_in_more_than_id_and_spec_are_no_group(self, store: JobStore):
+        for jobs in ([], group("a", "a"), [new_job("a"), new_job("b", model_fingerprint="model-b")]):
+            with pytest.raises(ValueError, match="group"):
+                store.submit(*jobs, queue_limit=LIMIT)
 
 
 class TestEnding:
@@ -241,6 +304,8 @@ class TestReading:
             engine.register()
             engine.claim()
             assert thread.submit(other).result() == {"job-1"}
+            while thread.submit(other).result():  # that of the claim may come a moment after its reply
+                pass
             engine.write(commit_of(store.get("job-1"), 1, 2))
             if backend.name != "memory":  # the fake may say too much: it is a hint
                 assert thread.submit(other).result() == frozenset()

@@ -473,7 +473,8 @@ def test_every_write_sent_twice_leaves_the_same_state(backend: Backend):
         again(lambda engine=engine: engine.register("inc-3"))
         again(lambda store=store: store.cancel("job-2"))
         again(lambda store=store: store.fail("job-3", "x", "y"))
-        records = [_timeless(store.get(f"job-{i}")) for i in (1, 2, 3)]
+        again(lambda store=store: store.submit(new_job("job-4"), new_job("job-5"), queue_limit=2))
+        records = [_timeless(store.get(f"job-{i}")) for i in (1, 2, 3, 4, 5)]
         snapshots.append((records, store.pool_table("pool-engine-1"), store.counts()))
         assert store.read([LogRead("job-1")])[0].entries == tokens(1, 2, 3)
     assert snapshots[0] == snapshots[1]

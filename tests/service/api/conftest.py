@@ -1,12 +1,13 @@
 import json
 import uuid
 
+import openai
 import pytest
 
 from storage.memory_store import MemoryJobStore
 from storage.redis_store import RedisJobStore
 from tests.servers import running_redis, valkey_binary
-from tests.service.api.rig import all_ended, running_api, served_model
+from tests.service.api.rig import ScriptedEngine, all_ended, running_api, served_model
 from tests.tiny_models import MAX_CONTEXT, VOCAB_SIZE, _save_tokenizer
 
 
@@ -74,6 +75,17 @@ def _flush(server):
 def api(store, model):
     with running_api(store, model) as running:
         yield running
+
+
+@pytest.fixture
+def engine(store):
+    return ScriptedEngine(store)
+
+
+@pytest.fixture
+def sdk(api):
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+        yield client
 
 
 @pytest.fixture

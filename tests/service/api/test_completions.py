@@ -8,45 +8,8 @@ import openai
 import pytest
 
 from storage.job_spec import JobSpec
-from tests.service.api.rig import DIRECT, MODEL, PROMPT, ScriptedEngine, running_api, until
-
-
-@pytest.fixture
-def engine(store):
-    return ScriptedEngine(store)
-
-
-@pytest.fixture
-def sdk(api):
-    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
-        yield client
-
-
-def in_thread(call):
-    """Runs the call; answers with a function that waits for its result."""
-    result: list = []
-
-    def run():
-        try:
-            result.append(call())
-        except Exception as error:
-            result.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def wait():
-        thread.join(20)
-        assert result, "no answer"
-        if isinstance(result[0], Exception):
-            raise result[0]
-        return result[0]
-
-    return wait
-
-
-def claimed(engine):
-    return until(lambda: engine.claim())[0]
+from tests.service.api.calls import claimed, in_thread
+from tests.service.api.rig import DIRECT, MODEL, PROMPT, running_api, until
 
 
 def test_a_whole_answer(sdk, engine, store):
@@ -129,8 +92,11 @@ BAD = [
     ({"prompt": "a"}, "model", 400),
     ({"model": MODEL}, "prompt", 400),
     ({"model": "gpt-9", "prompt": "a"}, "model", 404),
-    ({"model": MODEL, "prompt": "a", "n": 2}, "n", 400),
+    ({"model": MODEL, "prompt": "a", "n": 0}, "n", 400),
+    ({"model": MODEL, "prompt": "a", "n": 17}, "n", 400),
+    ({"model": MODEL, "prompt": "a", "n": True}, "n", 400),
     ({"model": MODEL, "prompt": "a", "best_of": 2}, "best_of", 400),
+    ({"model": MODEL, "prompt": "a", "n": 2, "best_of": 3}, "best_of", 400),
     ({"model": MODEL, "prompt": "a", "echo": True}, "echo", 400),
     ({"model": MODEL, "prompt": "a", "suffix": "x"}, "suffix", 400),
     ({"model": MODEL, "prompt": ["a", "b"]}, "prompt", 400),

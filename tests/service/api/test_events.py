@@ -6,14 +6,9 @@ import httpx
 import pytest
 
 from storage.records import JobStatus
-from tests.service.api.rig import DIRECT, ScriptedEngine, Stream, collect, text_of, until
+from tests.service.api.rig import DIRECT, Stream, collect, text_of, until
 
 TOKENS = list(range(100, 164))
-
-
-@pytest.fixture
-def engine(store):
-    return ScriptedEngine(store)
 
 
 def finished(api, engine, tokens=64, end="length"):

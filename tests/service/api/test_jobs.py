@@ -40,7 +40,7 @@ def test_a_job_from_submit_to_end(api, store):
     created = job["created_at"]
     assert list(job) == [
         "id", "object", "status", "model", "usage", "error", "recovery", "created_at", "started_at", "finished_at",
-        "deadline_at", "priority", "metadata", "request_id", "output",
+        "deadline_at", "priority", "metadata", "request_id", "group", "output",
     ]  # fmt: skip
     assert created <= job["started_at"] <= job["finished_at"]
     assert job["deadline_at"] == pytest.approx(created + 60)
@@ -51,7 +51,7 @@ def test_a_job_from_submit_to_end(api, store):
     assert job["usage"] == {"prompt_tokens": 4, "completion_tokens": 8, "total_tokens": 12, "cached_tokens": 3}
     assert job["recovery"] == {"count": 0, "tokens_replayed": 0, "pages_restored": 0}
     assert (job["status"], job["error"], job["priority"], job["request_id"]) == ("completed", None, 3, "my-id.1")
-    assert job["metadata"] == {"who": "me"}
+    assert (job["metadata"], job["group"]) == ({"who": "me"}, None)
 
 
 def test_text_and_chat_prompts(api, store, model):
@@ -250,8 +250,8 @@ def test_a_submit_whose_reply_was_lost_is_sent_again(model):
     class LosesReplies(MemoryJobStore):
         lost = 0
 
-        def submit(self, job, *, queue_limit):
-            answer = super().submit(job, queue_limit=queue_limit)
+        def submit(self, *jobs, queue_limit):
+            answer = super().submit(*jobs, queue_limit=queue_limit)
             if self.lost < 2:
                 self.lost += 1
                 raise StoreUnavailable("the reply was lost")
