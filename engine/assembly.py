@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from engine.cache import PagedKVCache
+from engine.copies import Copies
 from engine.eviction import EvictionPolicy, make_policy
 from engine.host_cache import HostCache
 from engine.pools import DevicePool, HostPool
 from engine.residency import Residency
-from engine.swap import ThreadSwap
+from engine.swap_factory import make_swap
 
 
 def _nothing(*_: object) -> None:
@@ -38,17 +39,11 @@ def make_residency(
 ) -> Residency:
     """Without ``host`` nothing is ever copied. ``eviction`` is the policy of both pools: arc, lru or fifo; for ``table``,
     ``durable`` and ``reserve`` see ``HostCache``."""
-    cache = PagedKVCache(device, host)
+    cache, copies = PagedKVCache(device, host), None
     policy: EvictionPolicy[str] = make_policy(eviction, device.manager.total_pages)
-    if host is None:
-        return Residency(cache, policy, prefill_chunk=prefill_chunk, on_problem=hooks.on_problem, reached=hooks.reached)
-    host_policy: EvictionPolicy[str] = make_policy(eviction, host.manager.total_pages)
-    return Residency(
-        cache,
-        policy,
-        prefill_chunk=prefill_chunk,
-        host=HostCache(host.manager, host_policy, table, durable=durable, reserve=reserve),
-        swap=ThreadSwap(device, host, on_completed=hooks.on_copied, on_death=hooks.on_death, reached=hooks.reached),
-        on_problem=hooks.on_problem,
-        reached=hooks.reached,
-    )
+    if host is not None:
+        host_policy: EvictionPolicy[str] = make_policy(eviction, host.manager.total_pages)
+        cached = HostCache(host.manager, host_policy, table, durable=durable, reserve=reserve)
+        swap = make_swap(device, host, on_completed=hooks.on_copied, on_death=hooks.on_death, reached=hooks.reached)
+        copies = Copies(device.manager, cached, host, swap, on_problem=hooks.on_problem)
+    return Residency(cache, policy, prefill_chunk=prefill_chunk, copies=copies, reached=hooks.reached)

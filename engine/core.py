@@ -193,7 +193,7 @@ class Engine:
 
     def _count_reads(self, plan: StepPlan) -> None:
         works = (*plan.rows, *plan.chunks)
-        self.residency.stats.pages_read += sum(self.cache.pages_for(work.end) for work in works)
+        self.residency.stats.read += sum(self.cache.pages_for(work.end) for work in works)
 
     def _run_chunk(self, work: Work, result: StepResult) -> None:
         """One prompt chunk of one Sequence, in a call of its own: its shapes depend on the job alone."""

@@ -1,44 +1,23 @@
 """Which pages of which Sequence are where, and how they get there.
 
-The books of both pools. What is decided here is applied between steps: copies run beside them, pin their pages on both sides, and
-come back as completions (``swap.py``). A device page is held by the Sequences that have it in their tables, by the prefix cache
-(``CACHE``), by copies in flight (``COPY``); it is free when nobody holds it.
+A device page is held by the Sequences that have it in their tables, by the prefix cache (``CACHE``) and by copies in flight
+(``COPY``); it is free when nobody holds it. What is decided here takes effect between steps; the copies run beside them.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.cache import PagedKVCache
+from engine.copies import Copies, Load, Loaded
 from engine.costs import Costs
 from engine.eviction import EvictionPolicy
-from engine.host_cache import COPY, HostCache, HostPage
+from engine.host_cache import HostCache, HostPage
 from engine.identity import page_identities
-from engine.prefix_cache import CACHE, PrefixCache
+from engine.prefix_cache import PrefixCache
+from engine.promises import Promises
 from engine.sequence import Restart, Sequence, restart
-from engine.swap import Completed, Direction, PageMove, SwapEngine, Transfer
-
-
-@dataclass(slots=True)
-class ResidencyStats:
-    """Counters since the start. Pages, unless said otherwise."""
-
-    pages_found_on_device: int = 0  #: at an admission, of the Sequence's full pages
-    pages_found_on_host: int = 0
-    pages_missing: int = 0  #: full prompt pages found nowhere: computed
-    page_faults: int = 0  #: needed for tokens that a Sequence has, and not on the device when it was planned
-    pages_read: int = 0  #: of planned Sequences' tables, over all steps: the faults' denominator
-    pages_stored: int = 0  #: checkpointed: copied to the host pool when they were sealed
-    pages_swapped_out: int = 0  #: copied at a preemption, because the host pool did not have them
-    pages_swapped_in: int = 0
-    pages_unbacked: int = 0  #: sealed, but no free host page: recomputed when they are wanted again
-    pages_copied_on_write: int = 0
-    copies_failed: int = 0
-    verify_failures: int = 0
-    out_seconds: float = 0.0  #: that copies to the host took, beside the steps
-    in_seconds: float = 0.0
-    stall_seconds: float = 0.0  #: that the loop waited for copies because nothing could be computed
+from engine.stats import PageStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,44 +44,15 @@ class Failed:
     sequence: Sequence
 
 
-@dataclass(slots=True)
-class _Load:
+@dataclass(frozen=True, slots=True)
+class _Arriving:
     sequence: Sequence
     found: int
-    host_pages: list[HostPage]
-    abandoned: bool = False  #: the Sequence was aborted or preempted meanwhile
-
-
-@dataclass(frozen=True, slots=True)
-class _Store:
-    device_page: int
-    host_page: HostPage
-
-
-@dataclass(slots=True)
-class _Promises:
-    """Pages on their way to the device, by computing or by copying: others wait for them instead of making them twice."""
-
-    owners: dict[str, str] = field(default_factory=dict)  # identity -> Sequence
-    given: dict[str, set[str]] = field(default_factory=dict)  # Sequence -> identities
-
-    def give(self, identity: str, sequence_id: str) -> None:
-        if identity not in self.owners:
-            self.owners[identity] = sequence_id
-            self.given.setdefault(sequence_id, set()).add(identity)
-
-    def keep(self, identity: str, sequence_id: str) -> None:
-        if self.owners.get(identity) == sequence_id:
-            del self.owners[identity]
-            self.given[sequence_id].discard(identity)
-
-    def withdraw(self, sequence_id: str) -> None:
-        for identity in self.given.pop(sequence_id, ()):
-            del self.owners[identity]
+    load: Load
 
 
 class Residency:
-    """Page tables, prefix cache, host cache and the copies between them. The step loop owns it."""
+    """Page tables, prefix cache, and copies to and from the host pool. The step loop owns it."""
 
     def __init__(
         self,
@@ -110,29 +60,26 @@ class Residency:
         policy: EvictionPolicy[str],
         *,
         prefill_chunk: int,
-        host: HostCache | None = None,
-        swap: SwapEngine | None = None,
-        on_problem: Callable[[str, str], None] = lambda event, problem: None,
+        copies: Copies | None = None,
         reached: Callable[[str], None] = lambda point: None,
     ) -> None:
-        """``host`` and ``swap``: both or neither; without them what leaves the device is computed again. ``on_problem`` hears
-        of an event and its words; ``reached`` of each named point where a test may end the process."""
-        assert (host is None) == (swap is None)
+        """Without ``copies`` what leaves the device is computed again. ``reached`` hears of each named point where a test may
+        end the process."""
         self.cache = cache
         self.prefix = PrefixCache(cache.gpu_manager, policy)
-        self.host = host
-        self.swap = swap
-        self.stats = ResidencyStats()
-        self.costs = Costs()
+        self.copies = copies
+        self.costs = copies.costs if copies is not None else Costs()
+        self.stats = PageStats()
         self._prefill_chunk = prefill_chunk
-        self._on_problem = on_problem
         self._reached = reached
-        self._promises = _Promises()
-        self._loads: dict[Transfer, _Load] = {}
-        self._stores: dict[int, _Store] = {}  # by host page
-        self._outbox: list[PageMove] = []
+        self._promises = Promises()
+        self._arriving: dict[str, _Arriving] = {}
 
     # --- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> HostCache | None:
+        return None if self.copies is None else self.copies.host
 
     @property
     def available(self) -> int:
@@ -142,45 +89,38 @@ class Residency:
     @property
     def leaving(self) -> int:
         """Device pages that become available as soon as copies in flight complete."""
-        manager = self.cache.gpu_manager
-        return sum(set(manager.holders(page)) <= {COPY, CACHE} for page in manager.held_by(COPY))
+        return 0 if self.copies is None else self.copies.pages_becoming_free
 
     @property
     def in_flight(self) -> int:
         """Transfers not yet collected."""
-        return 0 if self.swap is None else self.swap.in_flight
-
-    @property
-    def pages_in_flight(self) -> int:
-        """Pages on their way to the host, or about to be."""
-        return len(self._stores)
+        return 0 if self.copies is None else self.copies.in_flight
 
     def locate(self, sequence: Sequence) -> list[Source] | None:
         """The Sequence's leading pages, up to the first that is nowhere. None: some are still on their way out."""
         if sequence.swapped is not None:
-            sources = [Source(self.prefix.find(page.identity), page) for page in sequence.swapped]
-            lost = [s for s in sources if s.device_page is None and s.host_page is not None and not s.host_page.readable]
-            if not lost:
-                return sources
-            if any(s.host_page is not None and s.host_page.page in self._stores for s in lost):
+            assert self.copies is not None
+            absent = [page for page in sequence.swapped if self.prefix.find(page.identity) is None and not page.readable]
+            if not absent:
+                return [Source(self.prefix.find(page.identity), page) for page in sequence.swapped]
+            if any(self.copies.is_leaving(page) for page in absent):
                 return None
-            self._forget_swapped(sequence)
+            self._forget(sequence)
         sources = []
-        for identity in self._identities(sequence, len(sequence.tokens) // self.cache.page_size):
+        for identity in self._identities(sequence, self._full_pages(sequence)):
             host_page = None if self.host is None or sequence.replays else self.host.find(identity)
             source = Source(self.prefix.find(identity), host_page)
-            if source.device_page is None and (source.host_page is None or not source.host_page.readable):
+            if source.device_page is None and (host_page is None or not host_page.readable):
                 break
             sources.append(source)
         return sources
 
     def awaits_another(self, sequence: Sequence, sources: list[Source]) -> bool:
         """Its first page that is not on the device is being brought there or computed by another Sequence."""
-        count = len(sequence.tokens) // self.cache.page_size
         on_device = next((i for i, source in enumerate(sources) if source.device_page is None), len(sources))
-        if on_device >= count:
+        if on_device >= self._full_pages(sequence):
             return False
-        return self._promises.owners.get(self._identities(sequence, count)[on_device], sequence.id) != sequence.id
+        return self._promises.by_another(self._identities(sequence, on_device + 1)[on_device], sequence.id)
 
     def admission_cost(self, sequence: Sequence, sources: list[Source]) -> int:
         """How many of the available pages it takes to give the Sequence all its pages."""
@@ -196,51 +136,47 @@ class Residency:
         """
         if self.admission_cost(sequence, sources) > self.available:
             raise MemoryError(f"{sequence.id} needs {self.admission_cost(sequence, sources)} pages, {self.available} are available")
-        identities = self._identities(sequence, len(sequence.tokens) // self.cache.page_size)
-        table: list[int | None] = [
-            None if source.device_page is None else self.prefix.take(identities[index], sequence.id)
+        identities = self._identities(sequence, self._full_pages(sequence))
+        hits = {
+            index: self.prefix.take(identities[index], sequence.id)
             for index, source in enumerate(sources)
-        ]
-        table += [None] * (self.cache.pages_for(len(sequence.tokens)) - len(table))
-        found = [index for index, page in enumerate(table) if page is not None]
-        absent = [index for index, page in enumerate(table) if page is None]
-        for index, page in zip(absent, self._allocate(len(absent), sequence.id), strict=True):
-            table[index] = page
-        self.cache.page_tables[sequence.id] = [page for page in table if page is not None]
-        self._count_admission(sequence, sources, len(found))
+            if source.device_page is not None
+        }
+        total = self.cache.pages_for(len(sequence.tokens))
+        fresh = iter(self._allocate(total - len(hits), sequence.id))
+        self.cache.page_tables[sequence.id] = [hits[index] if index in hits else next(fresh) for index in range(total)]
+        self._count_admission(sequence, sources, len(hits))
         for identity in identities[len(sources) : sequence.num_prompt // self.cache.page_size]:
             self._promises.give(identity, sequence.id)
-        for source in sources:
-            if self.host is not None and source.host_page is not None and sequence.swapped is None:
-                self.host.hold(source.host_page, sequence.id)
-        if len(found) == len(sources):
+        if self.host is not None and sequence.swapped is None:  # else it holds them since it left
+            for source in sources:
+                if source.host_page is not None:
+                    self.host.hold(source.host_page, sequence.id)
+        if len(hits) == len(sources):
             return self._arrive(sequence, len(sources))
         self._load(sequence, sources)
         return None
 
     def _load(self, sequence: Sequence, sources: list[Source]) -> None:
-        assert self.host is not None
-        assert self.swap is not None
-        manager, table = self.cache.gpu_manager, self.cache.page_tables[sequence.id]
-        moves, host_pages = [], []
-        for device_page, source in zip(table, sources, strict=False):
+        assert self.copies is not None
+        pages = []
+        for device_page, source in zip(self.cache.page_tables[sequence.id], sources, strict=False):
             if source.device_page is None:
                 assert source.host_page is not None
-                host_pages.append(source.host_page)
-                moves.append(PageMove(device_page, source.host_page.page, source.host_page.checksum))
-                manager.share([device_page], COPY)
-                self.host.prepare_load(source.host_page)
+                pages.append((device_page, source.host_page))
                 if source.host_page.identity:
                     self._promises.give(source.host_page.identity, sequence.id)
-        transfer = Transfer(Direction.IN, tuple(moves))
-        self._loads[transfer] = _Load(sequence, len(sources), host_pages)
-        self.swap.submit(transfer)
+        load = Load(sequence.id, tuple(pages))
+        self._arriving[sequence.id] = _Arriving(sequence, len(sources), load)
+        self.copies.load(load)
 
     def _arrive(self, sequence: Sequence, found: int) -> Arrived:
-        page_size = self.cache.page_size
         sequence.replays = False
-        begin = restart(sequence.num_prompt, sequence.num_generated, found, page_size=page_size, prefill_chunk=self._prefill_chunk)
         if sequence.swapped is None:
+            page_size = self.cache.page_size
+            begin = restart(
+                sequence.num_prompt, sequence.num_generated, found, page_size=page_size, prefill_chunk=self._prefill_chunk
+            )
             sequence.num_stored, sequence.num_sealed = begin.num_stored, found
             return Arrived(sequence, found, begin)
         assert self.host is not None
@@ -266,7 +202,7 @@ class Residency:
             if self.host is not None and host_page is not None:
                 self.host.hold(host_page, child.id)
         self.cache.gpu_manager.share(table, child.id)
-        self.stats.pages_found_on_device += len(table)
+        self.stats.found_on_device += len(table)
 
     # --- a Sequence grows ---------------------------------------------------------------------------------------------
 
@@ -275,7 +211,7 @@ class Residency:
         return self.cache.missing_pages(sequence.id, len(sequence.tokens)) + len(self._shared_tail(sequence))
 
     def grow(self, sequence: Sequence) -> None:
-        """Make every page that the Sequence writes next its own. Raises MemoryError; what was grown until then stays."""
+        """Give the Sequence ``growth`` pages: afterwards whatever it writes next is its own. Raises MemoryError."""
         table = self.cache.page_tables[sequence.id]
         for index in self._shared_tail(sequence):
             self._reached("cow.before")
@@ -283,7 +219,7 @@ class Residency:
             self.cache.device.copy_page(table[index], own)
             self.prefix.let_go([table[index]], sequence.id)
             table[index] = own
-            self.stats.pages_copied_on_write += 1
+            self.stats.copied_on_write += 1
             self._reached("cow.after")
         table += self._allocate(self.cache.missing_pages(sequence.id, len(sequence.tokens)), sequence.id)
 
@@ -307,35 +243,14 @@ class Residency:
             return
         self._reached("prefix.before_publish")
         self.prefix.insert(identity, page)
-        self._checkpoint(identity, page, sequence.id)
+        if self.copies is not None:
+            self.copies.checkpoint(identity, page, sequence.id, self.stats)
         self._reached("prefix.after_publish")
 
-    def _checkpoint(self, identity: str, page: int, sequence_id: str) -> None:
-        host = self.host
-        if host is None or self.cache.host is None or self.cache.host.backing.poisoned:
-            return
-        host_page = host.find(identity)
-        if host_page is not None:
-            host.hold(host_page, sequence_id)
-            return
-        host_page = host.prepare_store(identity, sequence_id)
-        if host_page is None:
-            self.stats.pages_unbacked += 1
-            return
-        self._outbox.append(self._prepare_out(page, host_page))
-
-    def _prepare_out(self, page: int, host_page: HostPage) -> PageMove:
-        self.cache.gpu_manager.share([page], COPY)
-        self._stores[host_page.page] = _Store(page, host_page)
-        return PageMove(page, host_page.page)
-
     def flush(self) -> None:
-        """Begin to copy what the step sealed: all of it in one transfer."""
-        if self._outbox:
-            assert self.swap is not None
-            self.stats.pages_stored += len(self._outbox)
-            self.swap.submit(Transfer(Direction.OUT, tuple(self._outbox), durable=True))
-            self._outbox = []
+        """Begin to copy what the step sealed."""
+        if self.copies is not None:
+            self.copies.flush()
 
     # --- a Sequence leaves --------------------------------------------------------------------------------------------
 
@@ -344,27 +259,19 @@ class Residency:
 
         False, and nothing has changed, when the host pool has no room for them.
         """
-        host, swap = self.host, self.swap
-        if host is None or swap is None or self.cache.host is None or self.cache.host.backing.poisoned:
+        if self.copies is None:
             return False
-        table = self.cache.page_tables[sequence.id][: self.cache.pages_for(sequence.num_stored)]
-        identities = self._identities(sequence, sequence.num_sealed)
-        backed = [host.find(identities[i]) if i < sequence.num_sealed else None for i in range(len(table))]
-        if backed.count(None) > host.free_count:
+        host, table = self.copies.host, self.cache.page_tables[sequence.id][: self.cache.pages_for(sequence.num_stored)]
+        sealed = self._identities(sequence, sequence.num_sealed)[: sequence.num_sealed]
+        backed = [host.find(identity) for identity in sealed] + [None] * (len(table) - len(sealed))
+        saved = self.copies.save([page for page, clean in zip(table, backed, strict=True) if clean is None], sequence.id)
+        if saved is None:
             return False
-        moves, pages = [], []
-        for device_page, host_page in zip(table, backed, strict=True):
-            if host_page is None:
-                host_page = host.prepare_store("", sequence.id)
-                assert host_page is not None
-                moves.append(self._prepare_out(device_page, host_page))
-            else:
-                host.hold(host_page, sequence.id)
-            pages.append(host_page)
-        sequence.swapped = tuple(pages)
-        if moves:
-            self.stats.pages_swapped_out += len(moves)
-            swap.submit(Transfer(Direction.OUT, tuple(moves)))
+        for clean in backed:
+            if clean is not None:
+                host.hold(clean, sequence.id)
+        copied = iter(saved)
+        sequence.swapped = tuple(clean if clean is not None else next(copied) for clean in backed)
         self._leave_device(sequence)
         return True
 
@@ -377,20 +284,19 @@ class Residency:
         """Preempt it while its pages are on their way in: they stay where they came from."""
         self._leave_device(sequence)
         if sequence.swapped is None:
-            self._forget_swapped(sequence)
+            self._forget(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """The Sequence is finished or aborted, wherever it is. Its sealed pages stay, as cache."""
         self._leave_device(sequence)
-        self._forget_swapped(sequence)
+        self._forget(sequence)
 
     def _leave_device(self, sequence: Sequence) -> None:
         self.prefix.let_go(self.cache.page_tables.pop(sequence.id, []), sequence.id)
         self._promises.withdraw(sequence.id)
-        for load in self._loads.values():
-            load.abandoned |= load.sequence is sequence
+        self._arriving.pop(sequence.id, None)
 
-    def _forget_swapped(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: Sequence) -> None:
         if self.host is not None:
             self.host.release(sequence.id)
         sequence.swapped = None
@@ -399,18 +305,11 @@ class Residency:
     # --- copies come back ---------------------------------------------------------------------------------------------
 
     def collect(self, wait: float = 0.0) -> list[Arrived | Failed]:
-        """Apply what the swap engine completed, waiting up to ``wait`` seconds for the first. The Sequences that arrived."""
-        if self.swap is None or self.host is None:
+        """Apply the copies that completed, waiting up to ``wait`` seconds for the first. The Sequences that arrived."""
+        if self.copies is None:
             return []
-        arrived: list[Arrived | Failed] = []
-        for done in self.swap.completed(wait):
-            self.costs.copied(done)
-            if done.transfer.direction is Direction.OUT:
-                self._complete_out(done)
-            else:
-                arrived += self._complete_in(done)
-        self.host.make_room()
-        return arrived
+        arrived = [self._place(loaded) for loaded in self.copies.collect(self.stats, wait)]
+        return [arrival for arrival in arrived if arrival is not None]
 
     def wait(self, seconds: float) -> list[Arrived | Failed]:
         """Nothing can be computed before a copy completes: a stall."""
@@ -419,44 +318,33 @@ class Residency:
         self.stats.stall_seconds += time.perf_counter() - began
         return arrived
 
-    def _complete_out(self, done: Completed) -> None:
-        assert self.host is not None
-        self.stats.out_seconds += done.seconds
-        for move, checksum, problem in zip(done.transfer.moves, done.checksums, done.problems, strict=True):
-            self.cache.gpu_manager.free([move.device_page], owner=COPY)
-            self.host.complete_store(self._stores.pop(move.host_page).host_page, None if problem else checksum)
-            if problem:
-                self.stats.copies_failed += 1
-                self._on_problem("checkpoint_failed" if done.transfer.durable else "swap_out_failed", problem)
-
-    def _complete_in(self, done: Completed) -> list[Arrived | Failed]:
-        assert self.host is not None
-        load = self._loads.pop(done.transfer)
-        self.stats.in_seconds += done.seconds
-        for move, host_page, problem in zip(done.transfer.moves, load.host_pages, done.problems, strict=True):
-            self._promises.keep(host_page.identity, load.sequence.id)
-            self.host.complete_load(host_page, ok=not problem)
-            if problem:
-                self.stats.verify_failures += 1
-                self._on_problem("page_verify_failed", f"host page {move.host_page}: {problem}; it is recomputed")
-            else:
-                self.stats.pages_swapped_in += 1
-                if host_page.identity:
-                    self.prefix.insert(host_page.identity, move.device_page)
-            self.cache.gpu_manager.free([move.device_page], owner=COPY)
-        if load.abandoned:
-            return []
-        if any(done.problems):
-            self.release(load.sequence)
-            return [Failed(load.sequence)]
-        return [self._arrive(load.sequence, load.found)]
+    def _place(self, loaded: Loaded) -> Arrived | Failed | None:
+        """What came in is cache, whether or not its Sequence still wants it."""
+        assert self.copies is not None
+        load = loaded.load
+        for device_page, host_page in load.pages:
+            self._promises.keep(host_page.identity, load.sequence_id)
+            if host_page.identity and host_page not in loaded.failed:
+                self.prefix.insert(host_page.identity, device_page)
+        self.copies.unpin(load)
+        arriving = self._arriving.get(load.sequence_id)
+        if arriving is None or arriving.load is not load:  # it left meanwhile
+            return None
+        del self._arriving[load.sequence_id]
+        if loaded.failed:
+            self.release(arriving.sequence)
+            return Failed(arriving.sequence)
+        return self._arrive(arriving.sequence, arriving.found)
 
     def close(self) -> None:
-        """Let the copies in flight finish and their threads end."""
-        if self.swap is not None:
-            self.swap.close()
+        """Let the copies in flight finish."""
+        if self.copies is not None:
+            self.copies.close()
 
     # --- internals ----------------------------------------------------------------------------------------------------
+
+    def _full_pages(self, sequence: Sequence) -> int:
+        return len(sequence.tokens) // self.cache.page_size
 
     def _identities(self, sequence: Sequence, count: int) -> list[str]:
         """Identities of at least the first ``count`` pages, which must be full."""
@@ -482,21 +370,17 @@ class Residency:
 
     def _count_admission(self, sequence: Sequence, sources: list[Source], on_device: int) -> None:
         stats, prompt_pages = self.stats, sequence.num_prompt // self.cache.page_size
-        stats.pages_found_on_device += on_device
-        stats.pages_found_on_host += len(sources) - on_device
-        stats.pages_missing += max(0, prompt_pages - len(sources))
-        known = self.cache.pages_for(len(sequence.tokens) - 1) if sequence.num_generated else len(sources)
-        stats.page_faults += max(known, len(sources)) - on_device
+        stats.found_on_device += on_device
+        stats.found_on_host += len(sources) - on_device
+        stats.missing += max(0, prompt_pages - len(sources))
+        known = self.cache.pages_for(len(sequence.tokens) - 1) if sequence.num_generated else 0
+        stats.faults += max(known, len(sources)) - on_device
 
     def problems(self) -> list[str]:
         """What is inconsistent between tables, caches, copies and both pools, in words."""
         found = self.cache.problems() + self.prefix.problems()
-        if self.host is not None:
-            found += self.host.problems()
-        copied = Counter(move.device_page for transfer in self._loads for move in transfer.moves)
-        copied.update(store.device_page for store in self._stores.values())
-        manager = self.cache.gpu_manager
-        pinned = {page: manager.holders(page).count(COPY) for page in manager.held_by(COPY)}
-        if pinned != copied:
-            found.append(f"device pages pinned by copies: {pinned}, copies in flight: {dict(copied)}")
+        if self.copies is not None:
+            found += self.copies.problems()
+        found += [f"{one} promised pages and has none" for one in self._promises.owners - self.cache.page_tables.keys()]
+        found += [f"{one} is arriving without pages" for one in self._arriving.keys() - self.cache.page_tables.keys()]
         return found

@@ -42,7 +42,8 @@ class EngineObserver:
 
         def lag() -> float:
             unsealed = sum(len(s.tokens) - s.num_sealed * cache.page_size for s in list(scheduler.running))
-            return unsealed + residency.pages_in_flight * cache.page_size
+            leaving = 0 if residency.copies is None else residency.copies.pages_leaving
+            return unsealed + leaving * cache.page_size
 
         def hidden() -> float:
             stats = residency.stats
@@ -125,16 +126,16 @@ class EngineObserver:
         """The engine counts for itself; Prometheus gets the differences."""
         metrics, residency = self._metrics, self._engine.residency
         stats, page_bytes = residency.stats, self._engine.cache.device.geometry.page_bytes
-        out, come = stats.pages_stored + stats.pages_swapped_out, stats.pages_swapped_in
+        out, come = stats.stored + stats.swapped_out, stats.swapped_in
         totals = {
             metrics.page_verify_failures: stats.verify_failures,
-            metrics.pages_found.labels("device"): stats.pages_found_on_device,
-            metrics.pages_found.labels("host"): stats.pages_found_on_host,
-            metrics.pages_found.labels("nowhere"): stats.pages_missing,
-            metrics.page_faults: stats.page_faults,
-            metrics.page_reads: stats.pages_read,
-            metrics.pages_copied_on_write: stats.pages_copied_on_write,
-            metrics.pages_unbacked: stats.pages_unbacked,
+            metrics.pages_found.labels("device"): stats.found_on_device,
+            metrics.pages_found.labels("host"): stats.found_on_host,
+            metrics.pages_found.labels("nowhere"): stats.missing,
+            metrics.page_faults: stats.faults,
+            metrics.page_reads: stats.read,
+            metrics.pages_copied_on_write: stats.copied_on_write,
+            metrics.pages_unbacked: stats.unbacked,
             metrics.evictions.labels("device", residency.prefix.policy.name): residency.prefix.num_evictions,
             metrics.swapped_pages.labels("out"): out,
             metrics.swapped_pages.labels("in"): come,

@@ -83,7 +83,7 @@ def test_a_swapped_sequence_goes_on_without_computing_a_row_twice(tiny_folder, t
     assert rig.swapped
     assert not rig.dropped
     assert rows == sum(len(job.prompt_ids) + job.max_tokens - 1 for job in some)
-    assert rig.stats.pages_swapped_in > 0
+    assert rig.stats.swapped_in > 0
 
 
 def test_admission_leaves_room_to_grow(tiny_folder, tiny_model):
@@ -141,7 +141,7 @@ def test_forks_share_their_prompt_and_copy_before_they_write(tiny_folder, tiny_m
             assert tables[0] == tables[1] == tables[2] == tables[3]
     assert rig.tokens == alone
     assert rows == len(prompt)
-    assert rig.stats.pages_copied_on_write == 3  # the last one to write has the tail for itself
+    assert rig.stats.copied_on_write == 3  # the last one to write has the tail for itself
     assert len({tuple(tokens) for tokens in rig.tokens.values()}) == 4
     rig.settle()
     assert rig.in_use == 0

@@ -51,7 +51,7 @@ def test_a_second_life_goes_on_from_pages(tiny_folder, tiny_model, whole, steps)
     for job in jobs():
         if job.sequence_id in second.tokens:
             assert second.tokens[job.sequence_id] == whole[job.sequence_id]
-    assert second.stats.pages_swapped_in > 0
+    assert second.stats.swapped_in > 0
     assert second.problems == []
     assert second.in_use == 7
 
@@ -76,7 +76,7 @@ def test_restored_replayed_and_uninterrupted_pages_are_equal_bit_for_bit(tiny_fo
         again.step()
         while not again.engine.scheduler.running or again.engine.scheduler.running[0].num_stored < rows:
             again.step()
-        assert again.stats.pages_swapped_in == (rows // PAGE_SIZE if table else 0)
+        assert again.stats.swapped_in == (rows // PAGE_SIZE if table else 0)
         assert torch.equal(pages(again).view(torch.int32), expected.view(torch.int32))
         assert again.run()["bits"] == uninterrupted.run()["bits"]
 
@@ -115,7 +115,7 @@ def test_a_page_is_pinned_while_it_is_copied(tiny_folder, tiny_model):
     rig.step()
     before = rig.in_use
     rig.engine.abort("a")
-    assert before > rig.in_use == rig.engine.residency.pages_in_flight > 0
+    assert before > rig.in_use == rig.engine.residency.copies.pages_leaving > 0
     release.append(True)
     rig.settle()
     assert rig.in_use == 0
@@ -164,7 +164,7 @@ def test_a_full_host_pool_costs_backing_never_a_job(tiny_folder, tiny_model, who
     for job in jobs():
         rig.add(job)
     assert rig.run() == whole
-    assert rig.stats.pages_unbacked > 0
+    assert rig.stats.unbacked > 0
 
 
 def test_the_least_recently_used_pages_make_room(tiny_folder, tiny_model):
@@ -174,7 +174,7 @@ def test_the_least_recently_used_pages_make_room(tiny_folder, tiny_model):
         rig.run()
         rig.settle()
     assert rig.engine.residency.host.num_evictions > 0
-    assert rig.stats.pages_unbacked == 0
+    assert rig.stats.unbacked == 0
     assert rig.cache.cpu_manager.problems() == []
 
 

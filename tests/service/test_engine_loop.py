@@ -75,7 +75,7 @@ def test_jobs_finish_with_the_tokens_they_have_alone(tiny_folder, tiny_model, al
     assert logs(store) == alone
     assert {store.get(job.sequence_id).status for job in requests()} == {JobStatus.COMPLETED}
     assert one.observer.deaths == 0  # a beat before registration once declared every new engine dead
-    assert one.rig.in_use == one.rig.engine.residency.pages_in_flight
+    assert one.rig.in_use == one.rig.engine.residency.copies.pages_leaving
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -102,7 +102,7 @@ def test_a_chain_of_crashes(tiny_folder, tiny_model, alone, seed):
         target = sum(store.get(job.sequence_id).log_length for job in requests()) + rng.randrange(1, 30)
         wait_until(lambda: ended(store) or sum(store.get(j.sequence_id).log_length for j in requests()) >= target)  # noqa: B023
         now.crash()
-        restored += now.rig.stats.pages_swapped_in
+        restored += now.rig.stats.swapped_in
         before = now
     assert lives > 2
     assert restored > 0
@@ -170,7 +170,7 @@ def test_drain_gives_everything_back_and_the_next_life_goes_on_from_pages(tiny_f
     assert logs(store) == alone
     replayed = [count for _, _, count in two.observer.admissions]
     assert replayed
-    assert two.rig.stats.pages_swapped_in > 0
+    assert two.rig.stats.swapped_in > 0
 
 
 def test_a_drain_takes_in_a_claim_that_is_on_its_way(tiny_folder, tiny_model):
