@@ -25,8 +25,7 @@ from storage.failpoints import FAILPOINTS
 
 TIERS = ("quick", "ci", "soak")
 #: The points of storage/, and those of the copies, the caches and the step loop.
-POINTS = (
-    *FAILPOINTS,
+PAGE_POINTS = (
     "swap.before_out",
     "swap.after_out",
     "swap.before_in",
@@ -37,6 +36,9 @@ POINTS = (
     "cow.after",
     "prefix.before_publish",
     "prefix.after_publish",
+)
+POINTS = (
+    *FAILPOINTS,
     "worker.after_claim",
     "worker.after_step",
     "worker.before_commit",
@@ -128,6 +130,27 @@ def failpoint_kills(stage: Stage, hits: int) -> None:
             # A drain calls each of its points once, so a later hit than the first is never reached there.
             stage.inflict(Failpoint(point, 1 if drain else hit, drain, lambda: stage.wait_progress(20)))
         cluster.start_engine()
+
+
+def pressure_kills(stage: Stage, rounds: int) -> None:
+    """More jobs than pages: each life of the engine dies while pages are swapped, evicted, copied on write or shared."""
+    cluster = stage.cluster
+    cluster.start_redis()
+    cluster.start_engine()
+    cluster.start_api()
+    cluster.wait_ready()
+    stage.watch_engine(cluster.main)
+    points = [(point, stage.rng.choice([1, 2, 5])) for point in PAGE_POINTS for _ in range(rounds)]
+    stage.rng.shuffle(points)
+    with stage.traffic(clients=16, twin_share=0.5):
+        stage.wait_progress(400)
+        stage.inflict(KillForGood(cluster.main))
+        for point, hit in points:
+            stage.inflict(Failpoint(point, hit))
+        cluster.start_engine()
+        stage.wait_progress(2000)
+    if not stage.metrics()["num_preemptions_total"]:
+        stage.violate("I8", "no job was preempted: there was no pressure")
 
 
 def engine_terms(stage: Stage, terms: int) -> None:
@@ -278,6 +301,15 @@ SCENARIOS = (
         meaning="engine SIGKILL at each durable write",
         checkers=(check_undisturbed,),
         settings={"durability": "machine"},
+    ),
+    Scenario(
+        "pressure_kills",
+        pressure_kills,
+        runs=_counts(1, 1, 5),
+        faults=_counts(1, 2, 3),
+        meaning="engine SIGKILL in swap-out, swap-in, evict, copy-on-write, publish; more jobs than pages",
+        checkers=(check_undisturbed,),
+        device_pages=64,
     ),
     Scenario(
         "api_kills",

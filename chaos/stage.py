@@ -91,6 +91,7 @@ class Stage:
         once: bool = False,
         cancel_share: float = 0.1,
         reread_share: float = 0.15,
+        twin_share: float = 0.25,
     ) -> Iterator[Traffic]:
         """Clients until the block ends; then every job must end in time, and what they left is judged by ``finish``."""
         chosen = list(self.catalogue.cases.values()) if cases is None else list(cases)
@@ -103,6 +104,7 @@ class Stage:
             once=once,
             cancel_share=cancel_share,
             reread_share=reread_share,
+            twin_share=twin_share,
         ) as traffic:
             yield traffic
             if not traffic.drain(END_TIMEOUT):

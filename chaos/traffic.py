@@ -15,7 +15,7 @@ _POLL_PAUSE = 0.15
 
 
 class Traffic:
-    """``cases`` are drawn at random for ever; or each is submitted once, in order, when ``once`` is given."""
+    """``cases`` are drawn at random for ever, some of them twice at once; or each once, in order, when ``once`` is given."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class Traffic:
         once: bool = False,
         cancel_share: float = 0.1,
         reread_share: float = 0.15,
+        twin_share: float = 0.25,
         patience: float = 120.0,
     ) -> None:
         self._url = url
@@ -35,6 +36,7 @@ class Traffic:
         self._history = history
         self._cancel_share = cancel_share
         self._reread_share = reread_share
+        self._twin_share = twin_share
         self._patience = patience
         self._lock = threading.Lock()
         self._queue = list(reversed(self._cases)) if once else None
@@ -94,21 +96,30 @@ class Traffic:
     def _work(self, name: str, rng: Random) -> None:
         client = Client(name, self._url, self._history, rng, self._halt)
         while (case := self._next_case(rng)) is not None:
-            job_id = client.submit(case, self._patience)
-            if job_id is None:
-                continue
+            # Two jobs of one prompt at once share its pages, the unfinished one too, until one of them writes.
+            twins = self._queue is None and rng.random() < self._twin_share
+            for job_id in [self._submit(client, case) for _ in range(2 if twins else 1)]:
+                if job_id is not None:
+                    self._see_through(client, name, rng, job_id, case)
+        client.close()
+
+    def _submit(self, client: Client, case: Case) -> str | None:
+        job_id = client.submit(case, self._patience)
+        if job_id is not None:
             with self._lock:
                 self.accepted[job_id] = case.name
                 self._live.add(job_id)
-            cancel_after = rng.randrange(1, case.max_tokens) if rng.random() < self._cancel_share else None
-            client.follow(job_id, reader=name, patience=self._patience, cancel_after=cancel_after)
-            with self._lock:
-                self._live.discard(job_id)
-            seen = client.get(job_id).seen
-            if seen is not None and rng.random() < self._reread_share:
-                cursor = rng.choice([None, rng.randrange(len(seen.token_ids) + 1)])
-                client.follow(job_id, reader=f"{name}-again", cursor=cursor, patience=self._patience)
-        client.close()
+        return job_id
+
+    def _see_through(self, client: Client, name: str, rng: Random, job_id: str, case: Case) -> None:
+        cancel_after = rng.randrange(1, case.max_tokens) if rng.random() < self._cancel_share else None
+        client.follow(job_id, reader=name, patience=self._patience, cancel_after=cancel_after)
+        with self._lock:
+            self._live.discard(job_id)
+        seen = client.get(job_id).seen
+        if seen is not None and rng.random() < self._reread_share:
+            cursor = rng.choice([None, rng.randrange(len(seen.token_ids) + 1)])
+            client.follow(job_id, reader=f"{name}-again", cursor=cursor, patience=self._patience)
 
     def _poll(self, name: str, rng: Random) -> None:
         client = Client(name, self._url, self._history, rng, self._halt)
