@@ -35,7 +35,7 @@ def make_residency(
     table: Mapping[int, tuple[str, int]] | None = None,
     durable: bool = False,
     reserve: int = 0,
-    hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
+    hooks: Hooks = Hooks(),
 ) -> Residency:
     """Without ``host`` nothing is ever copied. ``eviction`` is the policy of both pools: arc, lru or fifo; for ``table``,
     ``durable`` and ``reserve`` see ``HostCache``."""

@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 import structlog
 
 from engine.core import Engine
-from engine.errors import InvalidRequest, RequestTooLarge
-from engine.sequence import FinishReason
 from recovery.checkpointer import Checkpointer
-from recovery.sequences import Held, LogDamaged, commit_of, finish_of, hold
+from service.worker.holdings import Holdings
 from service.worker.state import Identity, LoopState, Observer, Taken, Wakeups, new_incarnation, take_in
 from service.worker.store_thread import StoreThread
 from storage.errors import EngineDead, WrongStore
@@ -36,7 +34,7 @@ class _Pending:
 
 
 class EngineLoop:
-    """Owns the engine, the checkpointer and the list of held jobs."""
+    """Owns the engine, the checkpointer and the jobs held."""
 
     def __init__(
         self,
@@ -59,8 +57,7 @@ class EngineLoop:
         self._register = register
         self._on_mark = on_mark
         self.state = LoopState()
-        self._held: dict[str, Held] = {}
-        self._counters: dict[str, tuple[int, int, int]] = {}  # job -> cached tokens, replayed tokens, restored pages
+        self._jobs = Holdings(engine, store, observer, wakeups, self.state)
         self._pending: list[_Pending] = []
         self._claiming: Future[list[Taken]] | None = None
         self._next_claim = 0.0
@@ -129,7 +126,7 @@ class EngineLoop:
         return False
 
     def held_jobs(self) -> list[OwnedJob]:
-        return [held.owned for held in self._held.values()]
+        return self._jobs.owned
 
     def _step(self) -> None:
         self.state.step_started = time.monotonic()
@@ -138,37 +135,11 @@ class EngineLoop:
         seconds = time.monotonic() - self.state.step_started
         self.state.step_started = None
         for admission in result.admissions:
-            held = self._held[admission.sequence_id]
-            resumed = held.resumed
-            self._counters[held.job_id] = (
-                0 if resumed else admission.restart.num_stored,
-                admission.restart.replayed if resumed else 0,
-                admission.restored_pages if resumed else 0,
-            )
-            self._observer.admitted(held, admission.restored_pages, admission.restart)
-        commits = []
-        for output in result.outputs:
-            held = self._held[output.sequence_id]
-            commits.append(self._with_counters(commit_of(held, output)))
-            if output.finish is not None:
-                self._forget(output.sequence_id)
+            self._jobs.admitted(admission)
+        commits = tuple(self._jobs.commit(output, self._identity) for output in result.outputs)
         hit("worker.before_commit")
-        self._send(tuple(commits))
+        self._send(commits)
         self._observer.stepped(result, seconds)
-
-    def _with_counters(self, commit: Commit) -> Commit:
-        """Counters ride with a token, so that sending the commit twice cannot count twice."""
-        counters = self._counters.pop(commit.job_id, None)
-        if counters is None:
-            return commit
-        cached, replayed, restored = counters
-        return replace(
-            commit,
-            arithmetic_fingerprint=self._identity.arithmetic_fingerprint,
-            cached_tokens=cached,
-            tokens_replayed=replayed,
-            pages_restored=restored,
-        )
 
     def _send(self, commits: tuple[Commit, ...]) -> None:
         publish, drop = self._checkpointer.take_writes()
@@ -211,13 +182,13 @@ class EngineLoop:
         if answer is JobAnswer.GAP:
             # The store is the right one (checked on every call), so this is our bug: count it, reload the job from its log.
             log.error("commit_gap", job_id=commit.job_id, expected=commit.expected)
-        self._drop(commit.job_id, answer.value)
+        self._jobs.drop(commit.job_id, answer.value)
 
     def _claim(self) -> None:
         """Take in what was claimed; claim more when there is room and reason to."""
         if not self._take_claimed():
             return
-        room = self._engine.scheduler.budget.max_running - len(self._held)
+        room = self._engine.scheduler.budget.max_running - len(self._jobs)
         now = time.monotonic()
         if self._dead or self.state.refused or self._store.away_since or room <= 0:
             return
@@ -225,7 +196,7 @@ class EngineLoop:
             return
         self._wakeups.claim.clear()
         self._next_claim = now + 1.0
-        held, free_pages, who = list(self._held), self._free_pages(), self._identity
+        held, free_pages, who = self._jobs.job_ids, self._free_pages(), self._identity
         if free_pages <= 0:
             return
         self._claiming = self._store.submit(
@@ -246,7 +217,9 @@ class EngineLoop:
         hit("worker.after_claim")
         try:
             for taken in claiming.result():
-                self._take(taken)
+                end = self._jobs.take(taken, self._identity)
+                if end is not None:
+                    self._send((end,))
         except EngineDead:
             self._dead = True
         except WrongStore as error:
@@ -259,75 +232,18 @@ class EngineLoop:
         waiting = sum(cache.pages_for(len(s.tokens)) + 1 for s in self._engine.scheduler.waiting)
         return self._engine.residency.available - waiting
 
-    def _take(self, taken: Taken) -> None:
-        """A job is ours: verify its log and hand it to the engine."""
-        job_id = taken.record.job_id
-        if job_id in self._held or taken.record.status.terminal:
-            return
-        bound = log.bind(job_id=job_id, request_id=taken.record.request_id)
-        try:
-            held, request = hold(taken.owned, taken.record, taken.entries, self._identity.arithmetic_fingerprint)
-        except LogDamaged as error:
-            problem = str(error)
-            bound.error("log_damaged", problem=problem)
-            self._observer.lost(taken.record.log_length)
-            self._store.submit(lambda store: store.fail(job_id, "log_damaged", problem))
-            return
-        self._held[job_id] = held
-        try:
-            self._engine.add(request)
-        except RequestTooLarge as error:
-            bound.warning("job_too_large_here", problem=str(error))
-            self._give_back(held)
-            return
-        except InvalidRequest:
-            # Every token is there but the end was not written: only the end is left to write.
-            self._forget(job_id)
-            finish = finish_of(FinishReason.LENGTH, held.spec)
-            self._send((Commit(job_id, held.owned.fence, held.log_length, held.chain, finish=finish),))
-            return
-        if not request.publishes:
-            # Logged tokens never change and old pages still verify; only equality with the uninterrupted run is off.
-            bound.warning("arithmetic_changed", hint="the job goes on, but not bit for bit as it began")
-        bound.info("job_taken", tokens=held.log_length, recoveries=taken.record.recoveries, strikes=taken.owned.strikes)
-        self.state.held = tuple(self._held)
-
-    def _give_back(self, held: Held) -> None:
-        self._forget(held.job_id)
-        who = self._identity
-        self._store.submit(lambda store: store.release(who.info.engine_id, who.incarnation, [held.owned], affinity=False))
-
     def _apply_renewals(self) -> None:
         while self._renewals:
             renewed = self._renewals.pop(0)
             self._on_mark(renewed.commit)
-            fences = {job.job_id: job.fence for job in renewed.owned}
-            for job_id, held in list(self._held.items()):
-                if fences.get(job_id) != held.owned.fence:
-                    self._drop(job_id, "not_listed")
-            if fences.keys() - self._held.keys():
-                self._wakeups.hint()
-
-    def _drop(self, job_id: str, reason: str) -> None:
-        """The job is not ours any more (cancelled, taken over, gone): its uncommitted work is dropped, nobody saw it."""
-        if self._forget(job_id):
-            log.info("job_dropped", job_id=job_id, reason=reason)
-            self._observer.dropped(job_id, reason)
-
-    def _forget(self, job_id: str) -> bool:
-        self._counters.pop(job_id, None)
-        known = self._held.pop(job_id, None) is not None
-        self._engine.abort(job_id)
-        self.state.held = tuple(self._held)
-        self._wakeups.claim.set()  # there is room again
-        return known
+            self._jobs.reconcile(renewed)
 
     def _start_over(self) -> None:
         """This incarnation was declared dead: drop all, register anew, go on from the log."""
-        log.warning("declared_dead", incarnation=self._identity.incarnation, jobs=len(self._held))
+        log.warning("declared_dead", incarnation=self._identity.incarnation, jobs=len(self._jobs))
         self._observer.declared_dead()
-        for job_id in list(self._held):
-            self._drop(job_id, "declared_dead")
+        for job_id in self._jobs.job_ids:
+            self._jobs.drop(job_id, "declared_dead")
         for pending in self._pending:
             self._checkpointer.not_written(pending.writes.publish, pending.writes.drop)
         self._pending.clear()
@@ -363,6 +279,6 @@ class EngineLoop:
         self._engine.collect()
         if self._checkpointer.has_writes and not self._pending:
             self._send(())
-        if not self._held:
+        if not len(self._jobs):
             self._engine.check()
         self._wakeups.event.wait(_IDLE_WAIT)

@@ -59,7 +59,8 @@ class EngineObserver:
         self._count_pages()
 
     def stepped(self, result: StepResult, seconds: float) -> None:
-        self._metrics.step_seconds.observe(seconds)
+        if result.prompt_rows or result.generated_rows:
+            self._metrics.step_seconds.observe(seconds)
         self._count_preemptions(result)
         self._count_pages()
 

@@ -154,9 +154,10 @@ class Machine(RuleBasedStateMachine):
     def admit_all(self):
         for sequence in list(self.waiting):
             sources = self.residency.locate(sequence)
-            if sources is not None and not self.residency.awaits_another(sequence, sources):
-                if self.residency.admission_cost(sequence, sources) <= self.residency.available:
-                    self._admit(sequence, sources)
+            if sources is None or self.residency.awaits_another(sequence, sources):
+                continue
+            if self.residency.admission_cost(sequence, sources) <= self.residency.available:
+                self._admit(sequence, sources)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), steps=st.integers(1, 4), token=st.integers(1, 2))
