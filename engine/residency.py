@@ -194,7 +194,7 @@ class Residency:
         table = self.cache.page_tables[parent.id][: self.cache.pages_for(parent.num_prompt)]
         self.cache.page_tables[child.id] = list(table)
         child.identities = self._identities(parent, parent.num_sealed)[: parent.num_sealed]
-        child.num_stored, child.num_sealed = parent.num_prompt, parent.num_sealed
+        child.num_stored, child.num_sealed, child.replays = parent.num_prompt, parent.num_sealed, False
         for identity, page in zip(child.identities, table, strict=False):
             if self.prefix.find(identity) == page:
                 self.prefix.policy.hit(identity)

@@ -63,6 +63,7 @@ class EngineLoop:
         self._next_claim = 0.0
         self._renewals: list[Renewed] = []
         self._dead = False
+        self._checked = False  #: the engine's books, since its last step
 
     # --- called by other threads --------------------------------------------------------------------------------------
 
@@ -130,6 +131,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         self.state.step_started = time.monotonic()
+        self._checked = False
         result = self._engine.step()
         hit("worker.after_step")
         seconds = time.monotonic() - self.state.step_started
@@ -279,6 +281,7 @@ class EngineLoop:
         self._engine.collect()
         if self._checkpointer.has_writes and not self._pending:
             self._send(())
-        if not len(self._jobs):
+        if not len(self._jobs) and not self._checked:
             self._engine.check()
+            self._checked = True
         self._wakeups.event.wait(_IDLE_WAIT)
