@@ -5,6 +5,8 @@ positions) it finds in the ``CallSlot`` that the runner filled before it called 
 model, so runners share nothing.
 """
 
+import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +67,15 @@ class RowsCall:
     threads: int
 
 
+class DeviceCall(ABC):
+    """Rows on an accelerator, chunk or generated; ``cuda_forward`` has the one there is. It attends for itself, so that nothing of
+    CUDA is loaded where there is none."""
+
+    @abstractmethod
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        """Shapes as in ``paged_attention``."""
+
+
 @dataclass
 class ObserveCall:
     """Plain causal attention over the call's own rows, noting what each layer hands over; for the checks at load."""
@@ -78,14 +89,16 @@ class ObserveCall:
 class CallSlot:
     """What the model is computing right now; ``None`` between calls and while transformers' own attention runs.
 
-    ``threads`` is the number of threads of the row kernels.
+    ``threads`` is the number of threads of the row kernels; ``attention_seconds`` grows by what attention took, writing keys and
+    values included. Not on an accelerator, where a call returns before its work is done.
     """
 
-    __slots__ = ("call", "threads")
+    __slots__ = ("attention_seconds", "call", "threads")
 
     def __init__(self, threads: int) -> None:
-        self.call: ChunkCall | RowsCall | ObserveCall | None = None
+        self.call: ChunkCall | RowsCall | DeviceCall | ObserveCall | None = None
         self.threads = threads
+        self.attention_seconds = 0.0
 
     @property
     def in_rows(self) -> bool:
@@ -112,10 +125,14 @@ def paged_attention(
     call = slot.call
     _refuse_unknown(module, attention_mask, dropout, is_causal, kwargs)
     scale = scaling if scaling is not None else float(query.shape[-1]) ** -0.5
-    if type(call) is RowsCall:
-        return _attend_rows(call, _layer(module), query, key, value, scale), None
-    if type(call) is ChunkCall:
-        return _attend_chunk(call, _layer(module), query, key, value, scale), None
+    if isinstance(call, RowsCall | ChunkCall):
+        began = time.perf_counter()
+        attend = _attend_rows if isinstance(call, RowsCall) else _attend_chunk
+        output = attend(call, _layer(module), query, key, value, scale)  # type: ignore[arg-type]
+        slot.attention_seconds += time.perf_counter() - began
+        return output, None
+    if isinstance(call, DeviceCall):
+        return call.attend(_layer(module), query, key, value, scale), None
     if type(call) is ObserveCall:
         call.layers.append(_layer(module))
         call.shapes.append((key.shape[1], key.shape[3], value.shape[3]))

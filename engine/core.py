@@ -11,7 +11,7 @@ from engine.errors import InvalidRequest, RequestTooLarge
 from engine.invariants import check
 from engine.output import OutputText
 from engine.residency import Arrived, Failed, Residency
-from engine.runner import ModelRunner
+from engine.runner import Runner
 from engine.sampler import Sampled, sample
 from engine.scheduler import Budget, Scheduler, StepPlan, Work
 from engine.sequence import FinishReason, Request, Restart, Sequence
@@ -48,6 +48,7 @@ class StepResult:
     dropped: list[str] = field(default_factory=list)  #: preempted, to be recomputed
     prompt_rows: int = 0
     generated_rows: int = 0
+    attention_seconds: float = 0.0  #: of all layers; 0 on an accelerator
 
 
 class Engine:
@@ -55,7 +56,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         residency: Residency,
         tokenizer: Tokenizer,
         budget: Budget,
@@ -123,10 +124,13 @@ class Engine:
             self._stall(result)
             return result
         self._count_reads(plan)
+        slot = self._runner.model.slot
+        before = slot.attention_seconds
         if plan.rows:
             self._run_rows(plan.rows, result)
         for chunk in plan.chunks:
             self._run_chunk(chunk, result)
+        result.attention_seconds = slot.attention_seconds - before
         self.residency.flush()
         return result
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -17,8 +17,9 @@ from llvmlite import binding
 
 from engine.attention import RowsCall
 from engine.kernels.attention import attend_rows
+from engine.pools import DTYPES
 from engine.rowwise import functional_rows
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, Runner
 
 _PACKAGES = ("torch", "numba", "llvmlite", "numpy", "transformers")
 # They choose other code paths inside torch, MKL and oneDNN.
@@ -36,10 +37,13 @@ _GROUPS = (3, 8, 9)
 _CONTEXT = 5
 
 
-def arithmetic_fingerprint(*, threads: int, dtype: str, prefill_chunk: int, page_size: int) -> str:
+def arithmetic_fingerprint(
+    *, threads: int, dtype: str, prefill_chunk: int, page_size: int, device_facts: Mapping[str, object] | None = None
+) -> str:
     """32 hex digits (BLAKE2b-128) of all that may change the bits of a result for the same model and tokens.
 
-    Covers library versions, the kernels' source, the CPU and its features, variables that steer the libraries, and the arguments.
+    Covers library versions, the kernels' source, the CPU and its features (with a device too: rotary frequencies are computed
+    there), variables that steer the libraries, the arguments, and ``Runner.device_facts``.
     """
     kernels = hashlib.blake2b(digest_size=16)
     for source in sorted((Path(__file__).parent / "kernels").glob("*.py")):
@@ -57,6 +61,8 @@ def arithmetic_fingerprint(*, threads: int, dtype: str, prefill_chunk: int, page
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
         "arguments": [threads, dtype, prefill_chunk, page_size],
     }
+    if device_facts is not None:
+        facts["device"] = dict(device_facts)
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -68,15 +74,16 @@ def _cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def self_test(runner: ModelRunner) -> list[str]:
+def self_test(runner: Runner) -> list[str]:
     """What is not exact on this machine with this model, in words; empty when everything is. Takes pages of its own, not the
     runner's.
 
     Rows alone against the same rows among others, ``==`` on logits and pages; a replay of several rows in one call against one
-    by one; a prompt chunk against itself in other pages. When rows differ, the layers and kernels that differ are named.
+    by one; a prompt chunk against itself in other pages. When rows differ on the CPU, the layers and kernels that differ are
+    named (on a device a layer alone, outside its bucket, tells nothing).
     """
     problems = _end_to_end(runner)
-    if problems:
+    if problems and isinstance(runner, ModelRunner):
         problems += _differing_layers(runner) + _differing_attention(runner)
     return problems
 
@@ -84,12 +91,13 @@ def self_test(runner: ModelRunner) -> list[str]:
 class _Trial:
     """Its own pages: ``_ROWS`` sequences of ``_CONTEXT`` generated rows each, and one more row to compute."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         model = runner.model
         self.pages_each = -(-(_CONTEXT + 1) // runner.page_size)
         self.tables = np.arange(_ROWS * self.pages_each, dtype=np.int32).reshape(_ROWS, -1)
-        self.pool = torch.zeros(_ROWS * self.pages_each, *model.geometry(runner.page_size).page_shape)
-        self.runner = ModelRunner(model, self.pool, runner.page_size, runner.prefill_chunk)
+        shape = (_ROWS * self.pages_each, *model.geometry(runner.page_size).page_shape)
+        self.pool = torch.zeros(shape, dtype=DTYPES[model.dtype], device=runner.pool.device)
+        self.runner = runner.over(self.pool)
         self.tokens = np.random.default_rng(1).integers(0, model.vocab_size, (_ROWS, _CONTEXT + 1))
 
     def run(self, sequences: np.ndarray[Any, Any], first: int, last: int) -> torch.Tensor:
@@ -105,7 +113,7 @@ class _Trial:
         )
 
 
-def _end_to_end(runner: ModelRunner) -> list[str]:
+def _end_to_end(runner: Runner) -> list[str]:
     problems = []
     trial = _Trial(runner)
     everyone = np.arange(_ROWS)

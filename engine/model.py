@@ -14,6 +14,7 @@ from engine.attention import CallSlot, ObserveCall
 from engine.errors import ModelFilesInvalid, ModelNotFound, UnsupportedModel
 from engine.geometry import PageGeometry
 from engine.model_support import refuse_by_config, refuse_by_observation
+from engine.pools import DTYPES
 from engine.rowwise import FunctionalRows, make_rowwise
 
 _PROBE_TOKENS = 24
@@ -35,6 +36,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     dtype: str
     threads: int
+    device: str = "cpu"
     functional_rows: FunctionalRows | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -43,32 +45,32 @@ class LoadedModel:
         return PageGeometry(self.num_layers, page_size, self.num_kv_heads, self.head_dim, self.dtype)
 
 
-def load_model(folder: Path, *, dtype: str = "float32", threads: int) -> LoadedModel:
+def load_model(folder: Path, *, dtype: str = "float32", threads: int, device: str = "cpu") -> LoadedModel:
     """Load the safetensors model in ``folder`` (see ``engine.model_source.resolve``) for ``threads`` CPU threads.
 
-    Sets torch's thread count. Raises ``ModelNotFound``, ``ModelFilesInvalid``, or ``UnsupportedModel`` where we would give
-    other text than the model's own code does: an unsupported argument of its attention, a window shorter than its context,
-    state beyond keys and values, or logits of a probe that differ from eager attention.
+    ``device`` is ``cpu``, where ``dtype`` is float32, or ``cuda`` or ``cuda:N``, where it is bfloat16 or float16. Sets torch's
+    thread count, and for CUDA how cuBLAS takes its sums, process-wide. Raises ``ModelNotFound``, ``ModelFilesInvalid``, or
+    ``UnsupportedModel`` where we would give other text than the model's own code does (an unsupported argument of its
+    attention, a window shorter than its context, state beyond keys and values, or logits of a probe that differ from eager
+    attention), or where the device cannot compute it exactly.
     """
     from engine.probe import compare_with_eager
 
-    if dtype != "float32":
-        raise UnsupportedModel(f"dtype {dtype} is not supported", "use float32", field="dtype")
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
-    torch.set_num_threads(threads)
+    on_cpu = torch.device(device).type == "cpu"
+    _prepare_arithmetic(dtype, threads, device)
     config = _read_config(folder)
-    refuse_by_config(config, str(folder))
-    module = _read_weights(folder, config)
+    refuse_by_config(config, str(folder), on_cpu=on_cpu)
+    module = _read_weights(folder, config, dtype).to(device)
     slot = CallSlot(threads)
     for part in module.modules():
         setattr(part, attention.SLOT_ATTRIBUTE, slot)
-    make_rowwise(module, slot)
+    if on_cpu:
+        make_rowwise(module, slot)
 
     text_config = config.get_text_config()
     seen = _observe(module, slot, text_config.vocab_size)
     max_context = int(text_config.max_position_embeddings)
-    refuse_by_observation(seen, text_config.num_hidden_layers, max_context, type(module).__name__)
+    refuse_by_observation(seen, text_config.num_hidden_layers, max_context, type(module).__name__, on_cpu=on_cpu)
     num_kv_heads, head_dim, _ = seen.shapes[0]
     settings: dict[str, Any] = {
         "module": module,
@@ -83,10 +85,25 @@ def load_model(folder: Path, *, dtype: str = "float32", threads: int) -> LoadedM
         "eos_token_ids": _eos_token_ids(module),
         "dtype": dtype,
         "threads": threads,
+        "device": device,
     }
     watching = FunctionalRows(threads)
     compare_with_eager(LoadedModel(**settings, functional_rows=watching), _PROBE_TOKENS)
     return LoadedModel(**settings, functional_rows=watching if watching.caught else None)
+
+
+def _prepare_arithmetic(dtype: str, threads: int, device: str) -> None:
+    """Refuse what ``device`` does not compute, and set what holds for the whole process."""
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    if torch.device(device).type != "cpu":
+        from engine.cuda_device import check_device, fix_arithmetic
+
+        check_device(device, dtype)
+        fix_arithmetic()
+    elif dtype != "float32":
+        raise UnsupportedModel(f"dtype {dtype} is not supported on the cpu", "use float32", field="dtype")
+    torch.set_num_threads(threads)
 
 
 def _read_config(folder: Path) -> Any:
@@ -114,7 +131,7 @@ def _read_config(folder: Path) -> Any:
         ) from error
 
 
-def _read_weights(folder: Path, config: Any) -> Any:
+def _read_weights(folder: Path, config: Any, dtype: str) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -123,7 +140,7 @@ def _read_weights(folder: Path, config: Any) -> Any:
         module, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
-            dtype=torch.float32,
+            dtype=DTYPES[dtype],
             attn_implementation=attention.NAME,
             experts_implementation="eager",
             use_safetensors=True,
@@ -150,11 +167,11 @@ def _read_weights(folder: Path, config: Any) -> Any:
 
 def _observe(module: Any, slot: CallSlot, vocab_size: int) -> ObserveCall:
     call = ObserveCall()
-    tokens = torch.arange(8)[None] % vocab_size
+    positions = torch.arange(8, device=module.device)[None]
     slot.call = call
     try:
         with torch.inference_mode():
-            module(input_ids=tokens, position_ids=torch.arange(8)[None], use_cache=False)
+            module(input_ids=positions % vocab_size, position_ids=positions, use_cache=False)
     except UnsupportedModel as error:
         raise UnsupportedModel(
             f"{type(module).__name__}: {error.message}", error.hint, name=type(module).__name__, field=error.field

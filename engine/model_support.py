@@ -16,9 +16,12 @@ _REFUSED: dict[str, tuple[str, str]] = {
 # These choose their frequencies by the longest position of a call, so a row would depend on its neighbours.
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _STATEFUL_LAYERS = ("linear", "mamba", "conv", "recurrent", "rwkv")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# What paged flash attention computes on a device.
+_HEAD_DIM_STEP, _LARGEST_HEAD_DIM = 8, 256
 
 
-def refuse_by_config(config: Any, name: str) -> None:
+def refuse_by_config(config: Any, name: str, *, on_cpu: bool = True) -> None:
     """Raise ``UnsupportedModel`` for what config.json alone tells."""
     kind = str(config.model_type)
     label = (config.architectures or [kind])[0]
@@ -44,6 +47,12 @@ def refuse_by_config(config: Any, name: str) -> None:
     if context is None:
         raise refuse("max_position_embeddings", "its config names no longest context")
     _refuse_rope(text, context, refuse)
+    if not on_cpu and (experts := [field for field in _EXPERTS if (getattr(text, field, None) or 0) > 1]):
+        raise refuse(
+            experts[0],
+            "a device computes its experts on as many rows as chose them, so a row's bits would depend on the others; the cpu "
+            "serves it",
+        )
 
 
 def _is_stateful(config: Any) -> bool:
@@ -65,7 +74,7 @@ def _refuse_rope(text: Any, context: int, refuse: Any) -> None:
             raise refuse("rope_type", f"rotary embedding {kind} depends on the longest sequence of a batch")
 
 
-def refuse_by_observation(seen: ObserveCall, num_layers: int, max_context: int, architecture: str) -> None:
+def refuse_by_observation(seen: ObserveCall, num_layers: int, max_context: int, architecture: str, *, on_cpu: bool = True) -> None:
     """Raise ``UnsupportedModel`` for what one forward pass showed."""
 
     def refuse(field: str, why: str) -> UnsupportedModel:
@@ -78,6 +87,12 @@ def refuse_by_observation(seen: ObserveCall, num_layers: int, max_context: int, 
     if len(set(seen.shapes)) > 1:
         raise refuse("num_key_value_heads", f"its layers differ in heads or head dim: {sorted(set(seen.shapes))}")
     _, key_dim, value_dim = seen.shapes[0]
+    if not on_cpu and (key_dim % _HEAD_DIM_STEP or key_dim > _LARGEST_HEAD_DIM):
+        raise refuse(
+            "head_dim",
+            f"its heads have {key_dim} dimensions, and attention on a device takes multiples of {_HEAD_DIM_STEP} up to "
+            f"{_LARGEST_HEAD_DIM}",
+        )
     if key_dim != value_dim:
         raise refuse("v_head_dim", f"keys have {key_dim} dimensions per head, values {value_dim}")
     if short := sorted({window for window in seen.windows if window is not None and window < max_context}):

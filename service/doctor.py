@@ -132,8 +132,12 @@ def _model(settings: Settings) -> Iterator[Finding]:
 
 def _sizes(settings: Settings, folder: Path, size: ModelSize) -> Iterator[Finding]:
     yield Finding("model", Status.OK, f"{folder}: {size.weights // MIB} MiB of weights")
+    if settings.device != "cpu":
+        yield Finding("memory", Status.WARN, f"how many pages fit {settings.device} is known once the model is on it")
+        return
     page = size.page_bytes(settings.page_size)
-    device, limit = sizing.device_pages(settings, page) * page, sizing.memory_limit()
+    num_pages, limit = sizing.device_pages(settings, page), sizing.memory_limit()
+    device = num_pages * page
     needed = device + size.weights
     found = f"{device // MIB} MiB of pages and {size.weights // MIB} MiB of weights; {limit // MIB} MiB of memory"
     if needed > limit * 0.9:
@@ -141,7 +145,7 @@ def _sizes(settings: Settings, folder: Path, size: ModelSize) -> Iterator[Findin
     else:
         yield Finding("memory", Status.WARN if needed > limit * 0.7 else Status.OK, found)
     pool = settings.data_dir / "pool.safetensors"
-    wanted = sizing.host_pages(settings, page, sizing.existing_pages(pool)) * page
+    wanted = sizing.host_pages(settings, page, num_pages, sizing.existing_pages(pool)) * page
     free = sizing.free_disk(settings.data_dir) + (pool.stat().st_size if pool.exists() else 0)
     enough = wanted + MIN_FREE_DISK <= free
     found = f"pool file of {wanted // MIB} MiB; {free // MIB} MiB free"

@@ -96,6 +96,11 @@ class EngineMetrics:
         self.step_seconds = self._histogram(
             "step_duration_seconds", "Computing one engine step; its commit overlaps with the next.", _INTER_TOKEN
         )
+        self.attention_seconds = self._histogram(
+            "attention_duration_seconds",
+            "Attention of one step over all layers, on the CPU; part of the step's time.",
+            _INTER_TOKEN,
+        )
         self.commit_seconds = self._histogram("commit_duration_seconds", "One step's durable write.", _INTER_TOKEN)
         self.recoveries = self._counter("recoveries", "Jobs taken up again after a death of their owner.", ("outcome",))
         self.recovery_duration = self._histogram("recovery_duration_seconds", "From taking a job up to its next token.", _LATENCY)

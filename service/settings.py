@@ -50,9 +50,14 @@ class Settings(BaseModel):
     port: int = _field("Place", 8710, "Port of the API.", ge=1, le=65535)
     engine_port: int = _field("Place", 8711, "Port of the engine's metrics and health; 0 turns it off.", ge=0, le=65535)
 
-    page_size: int = _field("Pages", 16, "Token slots per KV page.", ge=1, le=1024)
+    page_size: int = _field(
+        "Pages", 16, "Token slots per KV page; on CUDA 256 or a multiple of it, and 256 if unset.", ge=1, le=1024
+    )
     device_pages: int | None = _field(
-        "Pages", None, "Pages of the device pool. Unset: a quarter of the memory, at most 1 GiB.", ge=2
+        "Pages",
+        None,
+        "Pages of the device pool. Unset: a quarter of the memory, at most 1 GiB; on CUDA what the model leaves.",
+        ge=2,
     )
     host_pages: int | None = _field(
         "Pages",
@@ -76,7 +81,10 @@ class Settings(BaseModel):
     max_step_rows: int = _field("Engine", 64, "Generated tokens (new or replayed) computed in one step.", ge=1, le=4096)
     max_context: int | None = _field("Engine", None, "Longest prompt plus answer, in tokens. Unset: the model's own.", ge=2)
     threads: int | None = _field("Engine", None, "Threads for arithmetic. Unset: one per physical core.", ge=1, le=1024)
-    dtype: Literal["float32"] = _field("Engine", "float32", "Number format of weights and KV pages.")
+    device: str = _field("Engine", "cpu", "Where models run: cpu, cuda or cuda:N.", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
+    dtype: Literal["float32", "bfloat16", "float16"] = _field(
+        "Engine", "float32", "Number format of weights and KV pages: float32 on the CPU; on CUDA bfloat16 (if unset) or float16."
+    )
     exactness: Literal["on", "off"] = _field(
         "Engine", "on", "'on': a restored or replayed job has the bits of an uninterrupted one. 'off': faster, no such promise."
     )
@@ -113,10 +121,21 @@ class Settings(BaseModel):
             raise ValueError("must begin with redis://, rediss:// or unix://")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _suit_the_device(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if str(values.get("device", "")).startswith("cuda"):
+            return {"dtype": "bfloat16", "page_size": 256, **values}
+        return values
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.prefill_chunk % self.page_size:
             raise ValueError(f"prefill_chunk ({self.prefill_chunk}) must be a multiple of page_size ({self.page_size})")
+        if self.device != "cpu" and self.page_size % 256:  # engine.cuda_device.PAGE_STEP, which would load torch
+            raise ValueError(
+                f"page_size ({self.page_size}) must be a multiple of 256 on {self.device}: its attention reads no other"
+            )
         if self.max_step_tokens < self.prefill_chunk:
             raise ValueError(f"max_step_tokens ({self.max_step_tokens}) must hold one prefill_chunk ({self.prefill_chunk})")
         if self.engine_port == self.port:

@@ -8,6 +8,7 @@ from service.settings import MIB, Settings
 
 DEVICE_POOL_SHARE = 4  #: a quarter of the memory ...
 DEVICE_POOL_CAP = 1024 * MIB  #: ... but no more: pages are touched once at start, which takes a second for each 500 MB
+DEVICE_SHARE = 85  #: per cent of what the model leaves on an accelerator; the rest is for logits, graphs and the self-test's pages
 HOST_PAGES_PER_DEVICE_PAGE = 2
 HOST_POOL_DISK_SHARE = 4
 MIN_PAGES = 2
@@ -27,14 +28,16 @@ def memory_limit() -> int:
     return total
 
 
-def device_pages(settings: Settings, page_bytes: int) -> int:
-    """Pages of a device pool in plain memory, each of ``page_bytes``."""
+def device_pages(settings: Settings, page_bytes: int, device_free: int | None = None) -> int:
+    """Pages of ``page_bytes`` each. ``device_free``: bytes that the model left on an accelerator; None: the pool is in memory."""
     if settings.device_pages is not None:
         return settings.device_pages
+    if device_free is not None:
+        return max(MIN_PAGES, device_free * DEVICE_SHARE // 100 // page_bytes)
     return max(MIN_PAGES, min(memory_limit() // DEVICE_POOL_SHARE, DEVICE_POOL_CAP) // page_bytes)
 
 
-def host_pages(settings: Settings, page_bytes: int, existing: int | None = None) -> int:
+def host_pages(settings: Settings, page_bytes: int, num_device_pages: int, existing: int | None = None) -> int:
     """Pages of the pool file. ``existing``: of the one that is there, which keeps its size unless the settings name one:
 
     free disk space differs from start to start, and a pool of another size would be a new one, without its pages.
@@ -43,7 +46,7 @@ def host_pages(settings: Settings, page_bytes: int, existing: int | None = None)
         return settings.host_pages
     if existing is not None:
         return existing
-    wanted = HOST_PAGES_PER_DEVICE_PAGE * device_pages(settings, page_bytes)
+    wanted = HOST_PAGES_PER_DEVICE_PAGE * num_device_pages
     return max(MIN_PAGES, min(wanted, free_disk(settings.data_dir) // HOST_POOL_DISK_SHARE // page_bytes))
 
 

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
+import torch
 from tokenizers import Tokenizer
 
 from engine import exactness, model_source
 from engine.geometry import PageGeometry
 from engine.model import LoadedModel, load_model
 from engine.pools import DevicePool, HostPool
-from engine.runner import ModelRunner
+from engine.runner import Runner, make_runner
 from engine.threads import default_threads
 from service import sizing
 from service.errors import RegistrationRefused
@@ -34,7 +35,7 @@ class Parts:
 
     loaded: Loaded
     arithmetic_fingerprint: str
-    runner: ModelRunner
+    runner: Runner
     device: DevicePool
     host: HostPool
     pool_file: PoolFile
@@ -46,7 +47,7 @@ def load(settings: Settings) -> Loaded:
     folder = model_source.resolve(settings.model)
     fingerprint = model_source.fingerprint(folder)
     threads = settings.threads or default_threads()
-    model = load_model(folder, dtype=settings.dtype, threads=threads)
+    model = load_model(folder, dtype=settings.dtype, threads=threads, device=settings.device)
     tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return Loaded(model, fingerprint, tokenizer)
 
@@ -55,12 +56,17 @@ def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Part
     """Lock the pool file, make the pools, test that rows do not depend on each other."""
     model = loaded.model
     geometry = model.geometry(settings.page_size)
-    pool_file = _open_pool(settings, geometry, loaded.fingerprint, lock_wait)
-    device = DevicePool(sizing.device_pages(settings, geometry.page_bytes), geometry)
+    num_pages = sizing.device_pages(settings, geometry.page_bytes, _free_memory(settings.device))
+    pool_file = _open_pool(settings, geometry, loaded.fingerprint, num_pages, lock_wait)
+    device = DevicePool(num_pages, geometry, settings.device)
     host = HostPool(pool_file.num_pages, geometry, pool_file, sync=settings.durability == "machine")
-    runner = ModelRunner(model, device.tensor, settings.page_size, settings.prefill_chunk)
+    runner = make_runner(model, device.tensor, settings.page_size, settings.prefill_chunk)
     arithmetic = exactness.arithmetic_fingerprint(
-        threads=model.threads, dtype=settings.dtype, prefill_chunk=settings.prefill_chunk, page_size=settings.page_size
+        threads=model.threads,
+        dtype=settings.dtype,
+        prefill_chunk=settings.prefill_chunk,
+        page_size=settings.page_size,
+        device_facts=runner.device_facts,
     )
     problems = tuple(exactness.self_test(runner)) if settings.exactness == "on" else ("exactness is off by --exactness",)
     for problem in problems:
@@ -68,11 +74,18 @@ def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Part
     return Parts(loaded, arithmetic, runner, device, host, pool_file, problems)
 
 
-def _open_pool(settings: Settings, geometry: PageGeometry, model_fingerprint: str, lock_wait: float) -> PoolFile:
+def _free_memory(device: str) -> int | None:
+    """Bytes that the model left on an accelerator; None on the CPU."""
+    return None if device == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+def _open_pool(
+    settings: Settings, geometry: PageGeometry, model_fingerprint: str, num_device_pages: int, lock_wait: float
+) -> PoolFile:
     path = settings.data_dir / "pool.safetensors"
     pool_file = PoolFile.open(
         path,
-        num_pages=sizing.host_pages(settings, geometry.page_bytes, sizing.existing_pages(path)),
+        num_pages=sizing.host_pages(settings, geometry.page_bytes, num_device_pages, sizing.existing_pages(path)),
         page_shape=geometry.page_shape,
         dtype=geometry.dtype,
         model_fingerprint=model_fingerprint,

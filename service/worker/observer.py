@@ -61,6 +61,8 @@ class EngineObserver:
     def stepped(self, result: StepResult, seconds: float) -> None:
         if result.prompt_rows or result.generated_rows:
             self._metrics.step_seconds.observe(seconds)
+            if result.attention_seconds:
+                self._metrics.attention_seconds.observe(result.attention_seconds)
         self._count_preemptions(result)
         self._count_pages()
 

@@ -1,7 +1,7 @@
 """``CudaSwap`` without CUDA: staging, verification and the order of events, over lanes that stand in for streams.
 
-``LateLane`` does its work as late as it may: a copy runs when somebody waits for it, and the computation when a copy that comes after
-it runs. What CudaSwap forgets to wait for is then seen in the bytes. ``EarlyLane`` copies at once, as a device may too.
+``LateLane`` does its work as late as it may: a copy runs when somebody waits for it, and the computation when a copy that comes
+after it runs. What CudaSwap forgets to wait for is then seen in the bytes. ``EarlyLane`` copies at once, as a device may too.
 """
 
 import threading
