@@ -32,12 +32,19 @@ check: setup
 chaos: setup
 	$(BIN)/python -m chaos --tier $(or $(TIER),quick) $(if $(SEED),--seed $(SEED)) $(if $(SCENARIO),--scenario $(SCENARIO))
 
+# make bench [QUICK=1]: JSON, plots and tables into bench-results/. QUICK takes a minute and only shows that everything runs.
+BENCH := bench-results$(if $(QUICK),/quick)
 bench: setup
-	$(BIN)/python -m benchmarks.api_overhead
+	mkdir -p $(BENCH)
+	$(BIN)/python -m pytest benchmarks $(if $(QUICK),--quick) --benchmark-json=$(BENCH)/pytest.json --benchmark-group-by=func --benchmark-columns=median,iqr,rounds
+	$(BIN)/python -m benchmarks.eviction_traces --json $(BENCH)/eviction.json
+	$(BIN)/python -m benchmarks.plot $(BENCH)
+	$(BIN)/python -m benchmarks.report $(BENCH) | tee $(BENCH)/report.md
+	$(if $(QUICK),,$(BIN)/python -m benchmarks.api_overhead --json $(BENCH)/api.json)
 
 # Write down what is installed. The local version of torch (+cpu, +cu...) is left open: any build of that version will do.
 lock:
 	$(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/^\(torch==[^+]*\)+.*/\1/' > requirements.lock
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache chaos-report
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache chaos-report bench-results

@@ -15,9 +15,11 @@ from typing import Protocol
 
 from engine.pools import DevicePool, HostPool
 
-#: Neighbouring pages travel in one copy up to this many bytes: beyond it a copy gains nothing, and a page that was just copied
-#: should still be in the processor's cache when its checksum is taken.
-RUN_BYTES = 1 << 20
+#: Neighbouring pages travel in one copy up to this many bytes. Longer ones are faster, but the pages that were just copied should
+#: still be in the processor's cache when their checksums are taken.
+RUN_BYTES = 4 << 20
+#: Threads of each direction: while one copies, another takes checksums.
+THREADS = 2
 
 
 class Direction(StrEnum):
@@ -70,7 +72,7 @@ class SwapEngine(Protocol):
 
 
 class ThreadSwap:
-    """Pools in plain memory: a thread for each direction. The copies release the interpreter lock, so the step goes on."""
+    """Pools in plain memory: threads for each direction. The copies release the interpreter lock, so the step goes on."""
 
     def __init__(
         self,
@@ -90,7 +92,11 @@ class ThreadSwap:
         self._completions: queue.SimpleQueue[Completed] = queue.SimpleQueue()
         self._queues: dict[Direction, queue.SimpleQueue[Transfer | None]] = {way: queue.SimpleQueue() for way in Direction}
         self._in_flight = 0
-        self._threads = [threading.Thread(target=self._run, args=(way,), name=f"swap-{way}", daemon=True) for way in self._queues]
+        self._threads = [
+            threading.Thread(target=self._run, args=(way,), name=f"swap-{way}-{number}", daemon=True)
+            for way in Direction
+            for number in range(THREADS)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -114,7 +120,8 @@ class ThreadSwap:
 
     def close(self) -> None:
         for waiting in self._queues.values():
-            waiting.put(None)
+            for _ in range(THREADS):
+                waiting.put(None)
         for thread in self._threads:
             thread.join()
 
@@ -133,10 +140,10 @@ class ThreadSwap:
         began = time.perf_counter()
         checksums: list[int] = []
         problems: list[str] = []
-        move = self._out if transfer.direction is Direction.OUT else self._in
+        copy = self._out if transfer.direction is Direction.OUT else self._in
         for run in neighbours(transfer.moves, self._device_bytes.shape[1]):
             try:
-                checksums += move(run)
+                checksums += copy(run)
                 problems += [""] * len(run)
             except OSError as error:
                 checksums += [0] * len(run)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from tokenizers import Tokenizer
 
 from engine.assembly import Hooks, make_residency
@@ -24,7 +25,20 @@ GREEDY = SamplingParams(temperature=0.0, seed=0)
 ROOT = root_identity("tiny", "test")
 
 
-class Backing(MemoryBacking):
+class CheckedMemory(MemoryBacking):
+    """Host pages in memory with real checksums: the pool file without the file."""
+
+    def write_pages(self, first, data):
+        super().write_pages(first, data)
+        return self._checksums(first, data)
+
+    def read_pages(self, first, out):
+        super().read_pages(first, out)
+        return self._checksums(first, out)
+
+    def _checksums(self, first, data):
+        return [xxhash.xxh3_64_intdigest(page.data) for page in self._extent(first, data)]
+
     def flip_bit(self, page):
         self.pages[page, 100] ^= 4
 
@@ -34,7 +48,7 @@ class Rig:
     engine: Engine
     cache: PagedKVCache
     checkpointer: Checkpointer | None = None
-    backing: Backing | None = None
+    backing: CheckedMemory | None = None
     table: dict = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     outputs: list[TokenOutput] = field(default_factory=list)
@@ -122,7 +136,7 @@ def make_rig(
     device.manager.allocate(first_page, "elsewhere")
     host = None
     if host_pages:
-        backing = backing or Backing(host_pages, geometry.page_bytes)
+        backing = backing or CheckedMemory(host_pages, geometry.page_bytes)
         host = HostPool(host_pages, geometry, backing)
     rig = Rig(None, None, backing=backing, table=dict(table or {}))  # type: ignore[arg-type]
     residency = make_residency(

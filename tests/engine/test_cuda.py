@@ -18,10 +18,11 @@ from engine.cuda_swap import CudaSwap
 from engine.errors import InvalidCall, UnsupportedModel
 from engine.exactness import arithmetic_fingerprint, self_test
 from engine.model import load_model
-from engine.pools import DTYPES, DevicePool, HostPool, MemoryBacking
+from engine.pools import DTYPES, DevicePool, HostPool
 from engine.runner import make_runner
 from engine.swap import Direction, PageMove, Transfer
 from engine.swap_factory import make_swap
+from tests.rigs import CheckedMemory
 from tests.tiny_models import VOCAB_SIZE, make_tiny_model
 
 pytestmark = [
@@ -329,7 +330,7 @@ def test_the_fingerprint_takes_the_facts_of_the_device(half):
 # --- swap ---------------------------------------------------------------------------------------------------------------
 
 
-class Backing(MemoryBacking):
+class Backing(CheckedMemory):
     failing = False
 
     def write_pages(self, first, data):

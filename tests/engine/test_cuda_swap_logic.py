@@ -16,6 +16,7 @@ from engine.geometry import PageGeometry
 from engine.pools import DevicePool, HostPool, MemoryBacking
 from engine.swap import Direction, PageMove, ThreadSwap, Transfer
 from engine.swap_factory import make_swap
+from tests.rigs import CheckedMemory
 
 GEOMETRY = PageGeometry(num_layers=3, page_size=2, num_kv_heads=1, head_dim=4, dtype="bfloat16")
 PAGES = 24
@@ -116,7 +117,7 @@ class EarlyLane(LateLane):
     early = True
 
 
-class Backing(MemoryBacking):
+class Backing(CheckedMemory):
     """Host pages that keep a log, and fail where they are told to."""
 
     def __init__(self, log):

@@ -20,13 +20,14 @@ from engine.eviction import make_policy
 from engine.geometry import PageGeometry
 from engine.host_cache import HostCache, HostState
 from engine.identity import GENERATED, page_identities
-from engine.pools import DevicePool, HostPool, MemoryBacking
+from engine.pools import DevicePool, HostPool
 from engine.residency import Failed, Residency
 from engine.sampler import SamplingParams
 from engine.scheduler import needs_chunk, next_chunk
 from engine.sequence import Request, Sequence
 from engine.swap import Completed, Direction, verify
 from recovery.checkpointer import Checkpointer, as_table
+from tests.rigs import CheckedMemory
 
 DEVICE, HOST, PAGE_SIZE, CHUNK, MAX_TOKENS = 8, 10, 2, 4, 7
 GEOMETRY = PageGeometry(1, PAGE_SIZE, 1, 1, "float32")
@@ -82,7 +83,7 @@ def value_of(tokens, row, num_prompt):
 class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.backing = MemoryBacking(HOST, GEOMETRY.page_bytes)
+        self.backing = CheckedMemory(HOST, GEOMETRY.page_bytes)
         self.table = {}  # durable: host page -> entry
         self.pipelines = []  # on their way to the store
         self.expected = {}  # identity -> bytes
@@ -373,7 +374,7 @@ class Books:
 
     def __init__(self, table=None, backing=None):
         self.device = DevicePool(DEVICE, GEOMETRY)
-        self.backing = backing or MemoryBacking(HOST, GEOMETRY.page_bytes)
+        self.backing = backing or CheckedMemory(HOST, GEOMETRY.page_bytes)
         pool = HostPool(HOST, GEOMETRY, self.backing)
         self.swap = SwapByHand(self.device, pool)
         self.host = HostCache(pool.manager, make_policy("arc", HOST), table, durable=True)
