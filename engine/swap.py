@@ -17,7 +17,7 @@ from engine.pools import DevicePool, HostPool
 
 #: Neighbouring pages travel in one copy up to this many bytes. Longer ones are faster, but the pages that were just copied should
 #: still be in the processor's cache when their checksums are taken.
-RUN_BYTES = 4 << 20
+RUN_BYTES = 6 << 20
 #: Threads of each direction: while one copies, another takes checksums.
 THREADS = 2
 
@@ -178,13 +178,20 @@ def verify(moves: tuple[PageMove, ...], checksums: list[int], problems: list[str
 
 
 def neighbours(moves: tuple[PageMove, ...], page_bytes: int) -> Iterator[tuple[PageMove, ...]]:
-    """Moves cut into runs that are contiguous on both sides, each of at most ``RUN_BYTES`` (or one page)."""
+    """Moves cut into runs that are contiguous on both sides, each of at most ``RUN_BYTES`` (or one page).
+
+    What is longer is cut into equal parts, so that the threads that share them end together.
+    """
     longest = max(1, RUN_BYTES // page_bytes)
-    run: list[PageMove] = []
-    for move in moves:
-        if run and (len(run) == longest or move.device_page != run[-1].device_page + 1 or move.host_page != run[-1].host_page + 1):
-            yield tuple(run)
-            run = []
-        run.append(move)
-    if run:
-        yield tuple(run)
+    begin = 0
+    for end in range(1, len(moves) + 1):
+        if end < len(moves) and _adjoin(moves[end - 1], moves[end]):
+            continue
+        parts = -(-(end - begin) // longest)
+        size = -(-(end - begin) // parts)
+        yield from (moves[at : min(at + size, end)] for at in range(begin, end, size))
+        begin = end
+
+
+def _adjoin(move: PageMove, following: PageMove) -> bool:
+    return following.device_page == move.device_page + 1 and following.host_page == move.host_page + 1
