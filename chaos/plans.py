@@ -51,7 +51,10 @@ def settled(stage: Stage, traffic: Traffic) -> dict[str, JobSeen]:
 
 
 def check_plan(stage: Stage, plan: list[PlannedJob], before: dict[str, JobSeen]) -> None:
-    """Wait until each planned job was taken up again, then compare what was restored and replayed with what was said."""
+    """Wait until each planned job was taken up again, then compare what was restored and replayed with what was said.
+
+    A job may do better than was said: another one of the same prompt brought pages that were damaged or missing. Never worse.
+    """
     fresh = JobSeen("queued")
     seen: dict[str, JobSeen] = {}
 
@@ -70,7 +73,8 @@ def check_plan(stage: Stage, plan: list[PlannedJob], before: dict[str, JobSeen])
             continue  # I8 and I3 judge those
         done = (later.pages_restored - earlier.pages_restored, later.tokens_replayed - earlier.tokens_replayed)
         said = (job.pages_restored, job.tokens_replayed)
-        if done != said:
+        shared = done[0] > said[0] and done[1] <= said[1]
+        if done != said and not shared:
             problem = f"{job.action} was to restore {said[0]} pages and replay {said[1]} tokens, and did {done[0]} and {done[1]}"
             stage.violate("PLAN", problem, job_id=job.job_id, evidence=f"{job.committed_tokens} tokens committed")
     actions = sorted({job.action for job in plan})
