@@ -73,8 +73,7 @@ def check_plan(stage: Stage, plan: list[PlannedJob], before: dict[str, JobSeen])
             continue  # I8 and I3 judge those
         done = (later.pages_restored - earlier.pages_restored, later.tokens_replayed - earlier.tokens_replayed)
         said = (job.pages_restored, job.tokens_replayed)
-        shared = done[0] > said[0] and done[1] <= said[1]
-        if done != said and not shared:
+        if not as_said_or_better(said, done):
             problem = f"{job.action} was to restore {said[0]} pages and replay {said[1]} tokens, and did {done[0]} and {done[1]}"
             stage.violate("PLAN", problem, job_id=job.job_id, evidence=f"{job.committed_tokens} tokens committed")
     actions = sorted({job.action for job in plan})
@@ -82,6 +81,11 @@ def check_plan(stage: Stage, plan: list[PlannedJob], before: dict[str, JobSeen])
         f"plan of {len(plan)} jobs ({', '.join(actions)}): {sum(job.pages_restored for job in plan)} pages, "
         f"{sum(job.tokens_replayed for job in plan)} tokens"
     )
+
+
+def as_said_or_better(said: tuple[int, int], done: tuple[int, int]) -> bool:
+    """(pages restored, tokens replayed): equal, or more pages and no more tokens."""
+    return done == said or (done[0] > said[0] and done[1] <= said[1])
 
 
 def _was_taken_up(job: PlannedJob, later: JobSeen) -> bool:

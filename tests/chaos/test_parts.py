@@ -13,6 +13,7 @@ from chaos.cluster import free_ports
 from chaos.dump import Metrics
 from chaos.faults import Proof, inflict, page_extent
 from chaos.history import Call, Event, FaultRecord, History, JobSeen, StreamClosed, StreamOpened
+from chaos.plans import as_said_or_better
 from chaos.processes import Family, Timeout, wait_until
 from chaos.scenarios import POINTS, SCENARIOS, TIERS
 from chaos.stage import Outcome
@@ -163,3 +164,12 @@ def test_every_scenario_has_counts_for_every_tier_and_every_point_a_name_of_its_
     assert len(set(POINTS)) == len(POINTS)
     kills = next(scenario for scenario in SCENARIOS if scenario.name == "engine_kills")
     assert kills.runs["ci"] * kills.faults["ci"] >= 100
+
+
+def test_a_recovery_may_do_better_than_its_plan_never_worse():
+    said = (3, 113)
+    assert as_said_or_better(said, said)
+    assert as_said_or_better(said, (7, 1))
+    assert as_said_or_better(said, (4, 113))
+    for worse in ((2, 113), (3, 114), (3, 112), (7, 114)):
+        assert not as_said_or_better(said, worse)
