@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from signal import SIGTERM
 
-from chaos.cluster import ClusterOptions
+from chaos.cluster import Cluster, ClusterOptions
 from chaos.faults import (
     Failpoint,
     FlipBit,
@@ -24,7 +24,7 @@ from chaos.stage import Script, Stage
 from storage.failpoints import FAILPOINTS
 
 TIERS = ("quick", "ci", "soak")
-#: The points of storage/, and those of the copies, the caches and the step loop.
+#: The points of the copies and the caches.
 PAGE_POINTS = (
     "swap.before_out",
     "swap.after_out",
@@ -37,8 +37,11 @@ PAGE_POINTS = (
     "prefix.before_publish",
     "prefix.after_publish",
 )
+#: The points around a durable write: those of storage/, of checkpoints, of the step loop.
 POINTS = (
     *FAILPOINTS,
+    "swap.before_out",
+    "swap.after_out",
     "worker.after_claim",
     "worker.after_step",
     "worker.before_commit",
@@ -114,12 +117,7 @@ def mixed_kills(stage: Stage, kills: int) -> None:
 
 def failpoint_kills(stage: Stage, hits: int) -> None:
     """Each life of the engine dies at another named point, with the jobs that the last life left."""
-    cluster = stage.cluster
-    cluster.start_redis()
-    cluster.start_engine()
-    cluster.start_api()
-    cluster.wait_ready()
-    stage.watch_engine(cluster.main)
+    cluster = _start_apart(stage)
     points = [(point, hit) for point in POINTS for hit in range(1, hits + 1)]
     stage.rng.shuffle(points)
     with stage.traffic():
@@ -134,12 +132,7 @@ def failpoint_kills(stage: Stage, hits: int) -> None:
 
 def pressure_kills(stage: Stage, rounds: int) -> None:
     """More jobs than pages: each life of the engine dies while pages are swapped, evicted, copied on write or shared."""
-    cluster = stage.cluster
-    cluster.start_redis()
-    cluster.start_engine()
-    cluster.start_api()
-    cluster.wait_ready()
-    stage.watch_engine(cluster.main)
+    cluster = _start_apart(stage)
     # A copy on write is rare, since two jobs of one prompt must be claimed together: its first hit in a life has to do.
     hits = {point: [1] if point.startswith("cow.") else [1, 2, 5] for point in PAGE_POINTS}
     points = [(point, stage.rng.choice(hits[point])) for point in PAGE_POINTS for _ in range(rounds)]
@@ -272,6 +265,17 @@ def redis_pauses(stage: Stage, pauses: int) -> None:
 def _serve(stage: Stage) -> None:
     stage.cluster.serve()
     stage.watch_engine(stage.cluster.main)
+
+
+def _start_apart(stage: Stage) -> Cluster:
+    """Each process by itself, so that every life of the engine can be given its own failpoint."""
+    cluster = stage.cluster
+    cluster.start_redis()
+    cluster.start_engine()
+    cluster.start_api()
+    cluster.wait_ready()
+    stage.watch_engine(cluster.main)
+    return cluster
 
 
 def _random_moment(stage: Stage) -> None:

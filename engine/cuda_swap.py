@@ -18,7 +18,7 @@ from itertools import groupby
 
 from engine.cuda_streams import CudaLane, Lane, Mark
 from engine.pools import DevicePool, HostPool, PageBytes
-from engine.swap import Completed, Direction, PageMove, Transfer, neighbours, verify
+from engine.swap import Completed, Direction, PageMove, Transfer, make_durable, neighbours, verify
 
 Run = tuple[PageMove, ...]
 
@@ -144,12 +144,7 @@ class CudaSwap:
                 written = self._write(runs[index - 1], lane.staging[(index - 1) % 2])
                 checksums += written[0]
                 problems += written[1]
-        if transfer.durable and self._host.sync:
-            try:
-                self._host.backing.sync([page.host_page for page in transfer.moves])
-            except OSError as error:
-                problems = [str(error)] * len(transfer.moves)
-        return checksums, problems
+        return checksums, make_durable(self._host, transfer, problems)
 
     def _in(self, transfer: Transfer, lane: Lane) -> tuple[list[int], list[str], Mark | None]:
         """Checksums, problems, and the last copy, which has come to its end. A page that does not verify is not copied."""

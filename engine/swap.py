@@ -148,11 +148,7 @@ class ThreadSwap:
             except OSError as error:
                 checksums += [0] * len(run)
                 problems += [str(error)] * len(run)
-        if transfer.durable and self._host.sync:
-            try:
-                self._host.backing.sync([page.host_page for page in transfer.moves])
-            except OSError as error:
-                problems = [str(error)] * len(transfer.moves)
+        problems = make_durable(self._host, transfer, problems)
         if transfer.direction is Direction.IN:
             problems = verify(transfer.moves, checksums, problems)
         seconds = time.perf_counter() - began
@@ -167,6 +163,16 @@ class ThreadSwap:
         # Straight into the device pages: no Sequence can see them before the completion says that they verified.
         first = run[0].device_page
         return self._host.backing.read_pages(run[0].host_page, self._device_bytes[first : first + len(run)].reshape(-1))
+
+
+def make_durable(host: HostPool, transfer: Transfer, problems: list[str]) -> list[str]:
+    """Bring the pages of a durable transfer to the disk, if the pool asks for that. The problems, with that one."""
+    if transfer.durable and host.sync:
+        try:
+            host.backing.sync([page.host_page for page in transfer.moves])
+        except OSError as error:
+            return [str(error)] * len(transfer.moves)
+    return problems
 
 
 def verify(moves: tuple[PageMove, ...], checksums: list[int], problems: list[str]) -> list[str]:

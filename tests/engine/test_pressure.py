@@ -87,20 +87,22 @@ def test_a_swapped_sequence_goes_on_without_computing_a_row_twice(tiny_folder, t
 
 
 def test_admission_leaves_room_to_grow(tiny_folder, tiny_model):
-    """With the default budget nobody is preempted before ``min_resident_steps`` steps."""
-    rig = make_rig(tiny_folder, tiny_model, pages=PAGES // 2, max_running=32, host_pages=400, min_resident_steps=8)
-    came = {}
-    for job in jobs():
-        rig.add(job)
-    for step in range(10_000):
-        if not rig.engine.has_work:
-            break
-        before = {s.id for s in rig.engine.scheduler.running}
-        result = rig.step()
-        for sequence_id in {s.id for s in rig.engine.scheduler.running} - before:
-            came[sequence_id] = step
-        for sequence_id in result.swapped_out + result.dropped:
-            assert step - came[sequence_id] >= 8
+    """Nobody is preempted before ``min_resident_steps`` steps; with more of them, nobody at all here."""
+    preempted = {}
+    for steps in (4, 8):
+        rig = make_rig(tiny_folder, tiny_model, pages=PAGES // 2, max_running=32, host_pages=400, min_resident_steps=steps)
+        stays, came, now = [], {}, 0
+        for job in jobs():
+            rig.add(job)
+        while rig.engine.has_work:
+            before = {s.id for s in rig.engine.scheduler.running}
+            result = rig.step()
+            now += 1
+            stays += [now - came[sequence_id] for sequence_id in result.swapped_out + result.dropped]
+            came |= dict.fromkeys({s.id for s in rig.engine.scheduler.running} - before, now)
+        assert all(stay >= steps for stay in stays)
+        preempted[steps] = len(stays)
+    assert preempted[4] > preempted[8] == 0
 
 
 def test_a_preempted_sequence_rises_until_it_runs(tiny_folder, tiny_model):

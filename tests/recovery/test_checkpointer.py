@@ -1,6 +1,6 @@
 """Sealed pages out and back: restored, replayed and uninterrupted runs are equal, bit for bit."""
 
-import time
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -90,23 +90,21 @@ def test_a_flipped_bit_is_found_and_its_page_recomputed(tiny_folder, tiny_model,
     for job in jobs():
         if len(log[job.sequence_id]) < job.max_tokens:
             second.add(resumed(job, log[job.sequence_id]))
-    second.step()
+    second.run()
     assert second.stats.verify_failures == 1
     assert second.problems == ["page_verify_failed"]
-    second.run()
     assert {k: v for k, v in whole.items() if k in second.tokens} == second.tokens
 
 
 def test_a_page_is_pinned_while_it_is_copied(tiny_folder, tiny_model):
     """An abort in the middle of a copy must not hand the page to somebody else."""
     rig = make_rig(tiny_folder, tiny_model, host_pages=64)
-    release = []
+    release = threading.Event()
 
     original = rig.backing.write_pages
 
     def slow(first, data):
-        while not release:
-            time.sleep(0.001)
+        assert release.wait(60)
         return original(first, data)
 
     rig.backing.write_pages = slow
@@ -116,7 +114,7 @@ def test_a_page_is_pinned_while_it_is_copied(tiny_folder, tiny_model):
     before = rig.in_use
     rig.engine.abort("a")
     assert before > rig.in_use == rig.engine.residency.copies.pages_leaving > 0
-    release.append(True)
+    release.set()
     rig.settle()
     assert rig.in_use == 0
     rig.engine.check()
