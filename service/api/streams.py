@@ -74,12 +74,18 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _stream(self, reader: GroupReader, send: Send) -> None:
+        loop, keep_alive = asyncio.get_running_loop(), self._context.options.keep_alive
+        speak_by = loop.time() + keep_alive
         try:
             while not self._renderer.ended:
-                progress = await reader.next(self._context.options.keep_alive)
-                chunk = self._renderer.keep_alive if progress is None else self._renderer.render(progress)
+                progress = await reader.next(speak_by - loop.time())
+                chunk = self._renderer.render(progress) if progress is not None else b""
+                # News need not show: an engine that dies again and again changes a job's record, and the client hears nothing.
+                if not chunk and loop.time() >= speak_by:
+                    chunk = self._renderer.keep_alive
                 if chunk:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    speak_by = loop.time() + keep_alive
                 if progress is not None:
                     self._context.metrics.streamed_tokens.inc(len(progress.entries))
         except JobGone:

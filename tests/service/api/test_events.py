@@ -231,6 +231,29 @@ def test_idle_streams_get_comments(store, model, engine):
         assert seen.count(": ping") >= 3
 
 
+def test_news_that_do_not_show_do_not_silence_a_stream(store, model, engine):
+    from tests.service.api.rig import running_api
+
+    with running_api(store, model, keep_alive=0.3) as api:
+        job_id = api.submit()
+        engine.claim_one(job_id)
+        ended = threading.Event()
+
+        def die_again_and_again():
+            while not ended.wait(0.05):
+                engine.register()
+
+        lives = threading.Thread(target=die_again_and_again)
+        lives.start()
+        try:
+            with api.client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=2) as response:
+                lines = response.iter_lines()
+                assert any(line == ": ping" for line in lines)
+        finally:
+            ended.set()
+            lives.join()
+
+
 def test_unknown_and_malformed_ids_are_not_found(api, engine):
     for job_id in ("job_" + "0" * 32, "nonsense", "a" * 200, "%2e%2e", "job_%00", "ü"):
         for answer in (
