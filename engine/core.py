@@ -1,22 +1,25 @@
 """The engine's loop: ``admit -> plan -> run -> sample``, one step at a time, read from top to bottom."""
 
 import time
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from engine.cache import PagedKVCache
-from engine.errors import InvalidRequest, RequestTooLarge
+from engine.errors import InvalidLogits, InvalidRequest, RequestTooLarge
 from engine.invariants import check
 from engine.output import OutputText
 from engine.residency import Arrived, Failed, Residency
 from engine.runner import Runner
-from engine.sampler import Sampled, sample
+from engine.sampler import Draw, Sampled, SamplingParams, sample_rows
 from engine.scheduler import Budget, Scheduler, StepPlan, Work
 from engine.sequence import FinishReason, Request, Restart, Sequence
 
 _STALL_WAIT = 0.1  #: seconds that a step waits for a copy when nothing can be computed
+_NO_HISTORY = (array("i"), array("i"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,11 @@ class Engine:
         self.scheduler = Scheduler(residency, budget)
         self._sequences: dict[str, Sequence] = {}
         self._texts: dict[str, OutputText] = {}
+        #: prompt and output of those with penalties, as the sampler takes them
+        self._histories: dict[str, tuple[array[int], array[int]]] = {}
         self._result = StepResult()  # of the next step
+        # The sampler's kernel is compiled, or loaded, here and not in the first step.
+        sample_rows(np.zeros((1, 1), np.float32), [Draw(SamplingParams(seed=0), 0)], runner.model.threads)
 
     def add(self, request: Request) -> str:
         """Take a Sequence in; the text of the tokens it already has, rebuilt from them.
@@ -87,6 +94,8 @@ class Engine:
         visible = "".join(text.push(token).text for token in request.generated_ids)
         self._sequences[request.sequence_id] = Sequence(request)
         self._texts[request.sequence_id] = text
+        if request.sampling.has_penalties:
+            self._histories[request.sequence_id] = (array("i", request.prompt_ids), array("i", request.generated_ids))
         self.scheduler.add(self._sequences[request.sequence_id])
         return visible
 
@@ -96,6 +105,7 @@ class Engine:
         if sequence is None:
             return False
         del self._texts[sequence_id]
+        self._histories.pop(sequence_id, None)
         self.scheduler.remove(sequence)
         return True
 
@@ -214,8 +224,8 @@ class Engine:
         self.residency.costs.computed_prompt(work.end - work.start, time.perf_counter() - began)
         self.residency.stored(sequence, work.end)
         if logits is not None:
-            for each in (*self._fork_twins(sequence, result), sequence):
-                self._sample(each, logits.numpy(), result)
+            sequences = [*self._fork_twins(sequence, result), sequence]
+            self._sample(sequences, np.broadcast_to(logits.numpy(), (len(sequences), len(logits))), result)
 
     def _fork_twins(self, sequence: Sequence, result: StepResult) -> list[Sequence]:
         """Those that wait with the very same prompt go on from its pages and its logits, each with its own sampling."""
@@ -229,33 +239,46 @@ class Engine:
     def _run_rows(self, works: list[Work], result: StepResult) -> None:
         """Generated rows of all Sequences in one call; several rows of one Sequence are a replay."""
         began = time.perf_counter()
-        token_ids = np.concatenate([work.sequence.tokens[work.start : work.end] for work in works]).astype(np.int64)
-        positions = np.concatenate([np.arange(work.start, work.end) for work in works]).astype(np.int32)
-        row_sequence = np.repeat(np.arange(len(works)), [work.end - work.start for work in works]).astype(np.int32)
-        last_rows = np.cumsum([work.end - work.start for work in works]) - 1
+        counts = np.array([work.end - work.start for work in works])
+        ends = np.cumsum(counts)
+        row_sequence = np.repeat(np.arange(len(works), dtype=np.int32), counts)
+        # Rows are numbered through; a work's first is row ``end - count``, and stands at position ``work.start``.
+        shift = np.array([work.end for work in works]) - ends
+        positions = (np.arange(ends[-1]) + shift[row_sequence]).astype(np.int32)
+        token_ids = np.array([token for work in works for token in work.sequence.tokens[work.start : work.end]], dtype=np.int64)
         sampling = [i for i, work in enumerate(works) if work.end == len(work.sequence.tokens)]
         logits = self._runner.run_rows(
             token_ids,
             positions,
             self.cache.tables_of([work.sequence.id for work in works]),
             row_sequence,
-            last_rows[sampling].astype(np.int32),
+            (ends[sampling] - 1).astype(np.int32),
         ).numpy()
         result.generated_rows += len(token_ids)
         self.residency.costs.computed_generated(len(token_ids), time.perf_counter() - began)
         for work in works:
             self.residency.stored(work.sequence, work.end)
-        for row, i in enumerate(sampling):
-            self._sample(works[i].sequence, logits[row], result)
+        self._sample([works[i].sequence for i in sampling], logits, result)
 
-    def _sample(self, sequence: Sequence, logits: np.ndarray, result: StepResult) -> None:
-        request = sequence.request
-        index = sequence.num_generated
-        suppress = self._eos if index < request.sampling.min_tokens else frozenset()
-        # Only penalties look back; without them a long answer is not copied for each of its tokens.
-        generated = sequence.generated if request.sampling.has_penalties else ()
-        sampled = sample(logits, request.sampling, index, request.prompt_ids, generated, suppress)
+    def _sample(self, sequences: list[Sequence], logits: npt.NDArray[np.float32], result: StepResult) -> None:
+        """One token each. Raises ``InvalidLogits`` at the first Sequence that can have none; those before it have theirs."""
+        draws = [self._draw(sequence) for sequence in sequences]
+        for sequence, sampled in zip(sequences, sample_rows(logits, draws, self._runner.model.threads), strict=True):
+            if isinstance(sampled, InvalidLogits):
+                raise InvalidLogits(f"sequence {sequence.id}: {sampled.message}", sampled.hint)
+            self._append(sequence, sampled, result)
+
+    def _draw(self, sequence: Sequence) -> Draw:
+        sampling, index = sequence.request.sampling, sequence.num_generated
+        suppress = self._eos if index < sampling.min_tokens else frozenset()
+        prompt, generated = self._histories.get(sequence.id, _NO_HISTORY)
+        return Draw(sampling, index, prompt, generated, suppress)
+
+    def _append(self, sequence: Sequence, sampled: Sampled, result: StepResult) -> None:
+        request, index = sequence.request, sequence.num_generated
         sequence.tokens.append(sampled.token)
+        if sequence.id in self._histories:
+            self._histories[sequence.id][1].append(sampled.token)
         output = self._texts[sequence.id]
         piece = output.push(sampled.token)
         finish: FinishReason | None = None

@@ -1,8 +1,9 @@
-"""From logits to a token: a pure function of (logits, parameters, seed, token index). Free of torch.
+"""From logits to tokens: each a pure function of its row's logits and its ``Draw``; of nothing else, so that its bits are the
+same in any company. The work is done by ``kernels/sampling.py``.
 
 Random numbers are counter-based (Philox, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): token i of a
 job always gets the same one, so there is no generator state to save, and nothing to re-make wrongly after a crash or a
-preemption. Arithmetic is float64 and per row.
+preemption.
 
 The filters mean what they mean in vLLM and in Hugging Face transformers: repetition penalty (Keskar et al. 2019,
 arXiv:1909.05858) over prompt and output, presence and frequency penalties (as the OpenAI API documents them) over the output,
@@ -20,8 +21,7 @@ import numpy.typing as npt
 from engine.errors import InvalidLogits, InvalidSampling
 
 MAX_LOGPROBS = 20
-_F64 = npt.NDArray[np.float64]
-_Ids = npt.NDArray[np.int64]
+Ids = Sequence[int] | npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,110 +77,87 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def sample(
-    logits: npt.NDArray[np.float32],
-    params: SamplingParams,
-    token_index: int,
-    prompt_ids: Sequence[int] | _Ids,
-    generated_ids: Sequence[int] | _Ids,
-    suppress: Collection[int] = (),
-) -> Sampled:
-    """Choose token number ``token_index`` (from 0) of a job's output from ``logits`` [vocab].
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a row's token depends on beside its logits: it is number ``token_index`` (from 0) of its job's output.
 
-    ``suppress`` are the ids not to be chosen while ``token_index < params.min_tokens``. Raises ``InvalidLogits`` when the
-    logits hold NaN or +inf, or leave nothing to choose.
+    Only penalties look at the ids of prompt and output; arrays of int32 are taken as they are. ``suppress`` are the ids not to be
+    chosen while ``token_index < params.min_tokens``.
     """
-    scores: npt.NDArray[np.floating] = logits
-    if params.has_penalties:
-        scores = _penalise(logits.astype(np.float64), params, np.asarray(prompt_ids, np.int64), np.asarray(generated_ids, np.int64))
-    if params.logit_bias or (suppress and token_index < params.min_tokens):
-        scores = scores.astype(np.float64)
-        for token, bias in params.logit_bias.items():
-            if token < len(scores):
-                scores[token] += bias
-        if token_index < params.min_tokens:
-            scores[list(suppress)] = -np.inf
-    best = int(np.argmax(scores))  # the lowest id among equals; NaN counts as the largest
-    if not math.isfinite(scores[best]):
-        raise InvalidLogits("the model gave logits without a finite maximum", "check the weights")
-    token = best if params.temperature == 0.0 else _draw(scores, params, token_index)
-    if params.logprobs is None:
-        return Sampled(token)
-    return _with_logprobs(logits, token, params.logprobs)
+
+    params: SamplingParams
+    token_index: int
+    prompt_ids: Ids = ()
+    generated_ids: Ids = ()
+    suppress: Collection[int] = ()
 
 
-def uniform(seed: int, token_index: int) -> float:
-    """The random number in [0, 1) of one token: the top 53 bits of Philox-4x64's first word for key ``seed``, counter
-    ``token_index``."""
-    word = np.random.Philox(key=seed, counter=token_index).random_raw()
-    return float(int(word) >> 11) * 2.0**-53
+def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw], threads: int = 1) -> list[Sampled | InvalidLogits]:
+    """Choose a token for each row of ``logits`` [len(draws), vocab].
 
-
-def _penalise(scores: _F64, params: SamplingParams, prompt: _Ids, generated: _Ids) -> _F64:
-    if params.repetition_penalty != 1.0:
-        seen = np.unique(np.concatenate((prompt, generated)))
-        values = scores[seen]
-        scores[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if len(generated):
-        tokens, counts = np.unique(generated, return_counts=True)
-        scores[tokens] -= params.frequency_penalty * counts + params.presence_penalty
-    return scores
-
-
-def _draw(scores: npt.NDArray[np.floating], params: SamplingParams, token_index: int) -> int:
-    """Inverse transform sampling over the tokens that the filters leave, in the order of their ids."""
-    tokens = _top_k(scores, params.top_k) if 0 < params.top_k < len(scores) else None
-    kept = scores if tokens is None else scores[tokens]
-    shifted = kept.astype(np.float64)
-    shifted -= shifted.max()
-    shifted /= params.temperature
-    weights = np.exp(shifted)
-    chosen = _top_p(weights, params.top_p) if params.top_p < 1.0 else None
-    if params.min_p > 0.0:
-        # Relative to the likeliest, whose weight is 1 here.
-        likely = np.flatnonzero(weights >= params.min_p) if chosen is None else chosen[weights[chosen] >= params.min_p]
-        chosen = likely
-    if chosen is not None:
-        weights = weights[chosen]
-        tokens = chosen if tokens is None else tokens[chosen]
-    # cumsum adds one after another: unlike sum, its bits cannot depend on how the work is split.
-    cumulated = np.cumsum(weights)
-    total = cumulated[-1]
-    at = min(uniform(params.seed, token_index) * total, np.nextafter(total, 0.0))
-    index = int(np.searchsorted(cumulated, at, side="right"))
-    return index if tokens is None else int(tokens[index])
-
-
-def _top_k(scores: npt.NDArray[np.floating], k: int) -> _Ids:
-    """Ids, ascending, of the k highest scores and of all that equal the k-th."""
-    threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
-    return np.flatnonzero(scores >= threshold)
-
-
-def _top_p(weights: _F64, p: float) -> _Ids:
-    """Indices, ascending, of the smallest set of largest weights that holds at least ``p`` of the sum; lower index first among
-    equals.
-
-    Sorting 49k weights costs 5 ms. But weights below (1 - p) / n of the sum come to less than 1 - p of it together, so the set lies
-    among the others, which are mostly few.
+    A row whose logits hold NaN or +inf, or leave nothing to choose, has an error in its place; the others have their tokens.
     """
-    total = np.cumsum(weights)[-1]
-    candidates = np.flatnonzero(weights >= (1.0 - p) * total / len(weights))
-    ordered = candidates[np.argsort(-weights[candidates], kind="stable")]
-    count = int(np.searchsorted(np.cumsum(weights[ordered]), p * total, side="left")) + 1
-    return np.sort(ordered[:count])
+    # Whoever imports this file for its parameters (the api does) has no use for numba, nor for torch, which comes with it.
+    from engine.kernels import sampling
 
-
-def _with_logprobs(logits: npt.NDArray[np.float32], token: int, count: int) -> Sampled:
-    values = logits.astype(np.float64)
-    shift = values.max()
-    normaliser = shift + math.log(np.cumsum(np.exp(values - shift))[-1])
-    top: tuple[tuple[int, float], ...] = ()
-    if count:
-        ids = _top_k(values, min(count, len(values)))
-        ordered = ids[np.argsort(-values[ids], kind="stable")][:count]
-        top = tuple((int(i), float(values[i] - normaliser)) for i in ordered)
-    return Sampled(token, float(values[token] - normaliser), top)
+    history: list[Ids] = []
+    biases: list[tuple[int, float]] = []
+    requests = np.empty(len(draws), sampling.REQUEST)
+    history_to = 0
+    for row, draw in enumerate(draws):
+        params = draw.params
+        history_from = generated_from = history_to
+        if params.has_penalties:
+            history += (draw.prompt_ids, draw.generated_ids)
+            generated_from += len(draw.prompt_ids)
+            history_to = generated_from + len(draw.generated_ids)
+        bias_from = len(biases)
+        biases += params.logit_bias.items()
+        if draw.token_index < params.min_tokens:
+            biases += [(token, -math.inf) for token in draw.suppress]
+        requests[row] = (
+            params.temperature,
+            params.top_p,
+            params.min_p,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.seed,
+            draw.token_index,
+            params.top_k,
+            sampling.NO_LOGPROBS if params.logprobs is None else params.logprobs,
+            history_from,
+            generated_from,
+            history_to,
+            bias_from,
+            len(biases),
+        )
+    wanted = min(max((draw.params.logprobs or 0 for draw in draws), default=0), logits.shape[1])
+    tokens, logprobs = np.empty(len(draws), np.int64), np.empty(len(draws))
+    top_ids, top_logprobs = np.empty((len(draws), wanted), np.int64), np.empty((len(draws), wanted))
+    sampling.choose_rows(
+        np.require(logits, np.float32, ["C", "W"]),  # nothing writes to them, but the kernel is compiled for one layout
+        requests,
+        np.concatenate([np.empty(0, np.int32), *(np.asarray(ids, np.int32) for ids in history)]),
+        np.array([token for token, _ in biases], np.int32),
+        np.array([bias for _, bias in biases], np.float64),
+        tokens,
+        logprobs,
+        top_ids,
+        top_logprobs,
+        threads,
+    )
+    results: list[Sampled | InvalidLogits] = []
+    for row, (draw, token) in enumerate(zip(draws, tokens.tolist(), strict=True)):
+        count = draw.params.logprobs
+        if token == sampling.INVALID:
+            results.append(InvalidLogits("the model gave logits without a finite maximum", "check the weights"))
+        elif count is None:
+            results.append(Sampled(token))
+        else:
+            top = zip(top_ids[row, :count].tolist(), top_logprobs[row, :count].tolist(), strict=True)
+            results.append(Sampled(token, float(logprobs[row]), tuple(top)))
+    return results
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:
