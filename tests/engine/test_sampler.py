@@ -141,6 +141,7 @@ def test_top_p_looks_beyond_its_first_candidates():
 
 def test_min_p_is_relative_to_the_likeliest():
     assert possible(np.log([0.6, 0.31, 0.09]), min_p=0.5) == {0, 1}
+    assert possible([0.0, 2.0, 2.0, 1.0], min_p=1.0) == {1, 2}
 
 
 def test_penalties_mean_what_they_mean_elsewhere():
