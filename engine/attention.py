@@ -60,7 +60,7 @@ class ChunkCall:
 class RowsCall:
     """Generated rows of any sequences, packed; arguments of ``attend_rows``."""
 
-    pool: npt.NDArray[np.float32]
+    pool: npt.NDArray[Any]
     page_tables: npt.NDArray[np.int32]
     row_sequence: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]
@@ -89,16 +89,20 @@ class ObserveCall:
 class CallSlot:
     """What the model is computing right now; ``None`` between calls and while transformers' own attention runs.
 
-    ``threads`` is the number of threads of the row kernels; ``attention_seconds`` grows by what attention took, writing keys and
-    values included. Not on an accelerator, where a call returns before its work is done.
+    ``threads`` is the number of threads of the row kernels; ``attention_time`` [1] grows by the nanoseconds that attention took.
+    Not on an accelerator, where a call returns before its work is done.
     """
 
-    __slots__ = ("attention_seconds", "call", "threads")
+    __slots__ = ("attention_time", "call", "threads")
 
     def __init__(self, threads: int) -> None:
         self.call: ChunkCall | RowsCall | DeviceCall | ObserveCall | None = None
         self.threads = threads
-        self.attention_seconds = 0.0
+        self.attention_time = np.zeros(1, np.int64)
+
+    @property
+    def attention_seconds(self) -> float:
+        return float(self.attention_time[0]) * 1e-9
 
     @property
     def in_rows(self) -> bool:
@@ -126,10 +130,10 @@ def paged_attention(
     _refuse_unknown(module, attention_mask, dropout, is_causal, kwargs)
     scale = scaling if scaling is not None else float(query.shape[-1]) ** -0.5
     if isinstance(call, RowsCall | ChunkCall):
-        began = time.perf_counter()
+        began = time.perf_counter_ns()
         attend = _attend_rows if isinstance(call, RowsCall) else _attend_chunk
         output = attend(call, _layer(module), query, key, value, scale)  # type: ignore[arg-type]
-        slot.attention_seconds += time.perf_counter() - began
+        slot.attention_time[0] += time.perf_counter_ns() - began
         return output, None
     if isinstance(call, DeviceCall):
         return call.attend(_layer(module), query, key, value, scale), None
@@ -199,12 +203,24 @@ def _attend_chunk(
     if first < end:
         positions = torch.arange(first, end)
         pages, slots = call.pages[positions // call.page_size], positions % call.page_size
-        call.pool[pages, layer, 0, slots] = key[0, :, first - call.start :].transpose(0, 1)
-        call.pool[pages, layer, 1, slots] = value[0, :, first - call.start :].transpose(0, 1)
-    # Always from the pages, never from the rows just computed: a restored prefix then takes the very same path.
-    gathered = call.pool[:, layer].index_select(0, call.pages).transpose(0, 1).flatten(1, 2)[:, :end]
-    keys, values = gathered.transpose(1, 2).unsqueeze(1)
-    return _sdpa(query, keys, values, scale, call.start)
+        call.pool[pages, layer, 0, slots] = key[0, :, first - call.start :].transpose(0, 1).to(call.pool.dtype)
+        call.pool[pages, layer, 1, slots] = value[0, :, first - call.start :].transpose(0, 1).to(call.pool.dtype)
+    return causal_attention(call.pool, layer, call.pages, query, scale, call.start, end)
+
+
+def causal_attention(
+    pool: torch.Tensor, layer: int, pages: torch.Tensor, query: torch.Tensor, scale: float, start: int, end: int
+) -> torch.Tensor:
+    """Attention of a chunk's rows ``start .. end - 1`` over positions ``0 .. end - 1``, which are in ``pages`` (int64).
+
+    ``query`` float32 [1, num_heads, rows, head_dim] → [1, rows, num_heads, head_dim]. Keys and values always come from the pages,
+    never from the rows just computed: a restored prefix takes the very same path.
+    """
+    keys, values = (
+        pool[:, layer, kind].index_select(0, pages).flatten(0, 1)[:end].transpose(0, 1).unsqueeze(0).to(query.dtype)
+        for kind in (0, 1)
+    )
+    return _sdpa(query, keys, values, scale, start)
 
 
 def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, start: int) -> torch.Tensor:

@@ -81,7 +81,7 @@ class Trial:
 
     def __init__(self, model: LoadedModel, page_size: int, length: int, device: torch.device) -> None:
         num_pages = -(-length // page_size)
-        self.pool = torch.zeros(num_pages, *model.geometry(page_size).page_shape, dtype=DTYPES[model.dtype], device=device)
+        self.pool = torch.zeros(num_pages, *model.geometry(page_size).page_shape, dtype=DTYPES[model.kv_dtype], device=device)
         self._table = np.arange(num_pages, dtype=np.int32)[None]
         self._tokens = np.random.default_rng(0).integers(0, model.vocab_size, length)
         self._length = length

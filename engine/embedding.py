@@ -9,7 +9,7 @@ from engine.assembly import make_residency
 from engine.core import Engine
 from engine.model import load_model
 from engine.pools import DevicePool, HostPool, MemoryBacking
-from engine.runner import ModelRunner
+from engine.runner import make_runner
 from engine.sampler import SamplingParams
 from engine.scheduler import Budget
 from engine.sequence import Request
@@ -46,7 +46,7 @@ class PagedInferenceEngine:
         self.cache = residency.cache
         self._max_context = model.max_context
         self.engine = Engine(
-            ModelRunner(model, self.cache.device.tensor, page_size, prefill_chunk),
+            make_runner(model, self.cache.device.tensor, page_size, prefill_chunk),
             residency,
             self.tokenizer,
             Budget(max_running=16, max_step_rows=64, max_step_tokens=2 * prefill_chunk, prefill_chunk=prefill_chunk),

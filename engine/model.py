@@ -2,22 +2,24 @@
 
 import json
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine import attention
 from engine.attention import CallSlot, ObserveCall
 from engine.errors import ModelFilesInvalid, ModelNotFound, UnsupportedModel
 from engine.geometry import PageGeometry
+from engine.llama import LlamaWeights, is_llama_shaped, pack_llama
 from engine.model_support import refuse_by_config, refuse_by_observation
 from engine.pools import DTYPES
 from engine.rowwise import FunctionalRows, make_rowwise
-
-_PROBE_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class LoadedModel:
     """A causal model ready for runners. One call at a time goes through it (``lock``), however many runners it has."""
 
     module: Any
+    """transformers' own; None where ``llama`` does all the work."""
+    llama: LlamaWeights | None
     slot: CallSlot
     folder: Path
     architecture: str
@@ -34,7 +38,10 @@ class LoadedModel:
     vocab_size: int
     max_context: int
     eos_token_ids: tuple[int, ...]
-    dtype: str
+    weights: str
+    """Number format of the weights, one of ``kernels.panels.FORMATS``; on a device what ``kv_dtype`` is."""
+    kv_dtype: str
+    """Number format of pages; on a device of everything."""
     threads: int
     device: str = "cpu"
     functional_rows: FunctionalRows | None = None
@@ -42,67 +49,87 @@ class LoadedModel:
 
     def geometry(self, page_size: int) -> PageGeometry:
         """The pages of this model with ``page_size`` slots each."""
-        return PageGeometry(self.num_layers, page_size, self.num_kv_heads, self.head_dim, self.dtype)
+        return PageGeometry(self.num_layers, page_size, self.num_kv_heads, self.head_dim, self.kv_dtype)
+
+    @cached_property
+    def rope_table(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Of a Llama-shaped model: see ``LlamaWeights.rope_table``."""
+        assert self.llama is not None
+        return self.llama.rope_table(self.max_context)
 
 
-def load_model(folder: Path, *, dtype: str = "float32", threads: int, device: str = "cpu") -> LoadedModel:
+def load_model(
+    folder: Path,
+    *,
+    weights: str = "fp32",
+    kv_dtype: str = "float32",
+    threads: int,
+    device: str = "cpu",
+    fused: bool = True,
+) -> LoadedModel:
     """Load the safetensors model in ``folder`` (see ``engine.model_source.resolve``) for ``threads`` CPU threads.
 
-    ``device`` is ``cpu``, where ``dtype`` is float32, or ``cuda`` or ``cuda:N``, where it is bfloat16 or float16. Sets torch's
-    thread count, and for CUDA how cuBLAS takes its sums, process-wide. Raises ``ModelNotFound``, ``ModelFilesInvalid``, or
+    On the ``cpu``, ``weights`` is ``fp32``, ``bf16`` or ``int8`` and ``kv_dtype``, that of the pages, ``float32``, ``bfloat16`` or
+    ``float16``; arithmetic is float32, and Llama-shaped models take the fused kernels unless ``fused`` is False. On ``cuda`` or
+    ``cuda:N`` all is ``kv_dtype``: bfloat16 or float16. Sets torch's thread count, and for CUDA how cuBLAS takes its sums,
+    process-wide. Raises ``ModelNotFound``, ``ModelFilesInvalid``, or
     ``UnsupportedModel`` where we would give other text than the model's own code does (an unsupported argument of its
     attention, a window shorter than its context, state beyond keys and values, or logits of a probe that differ from eager
     attention), or where the device cannot compute it exactly.
     """
-    from engine.probe import compare_with_eager
+    from engine.probe import eager_logits, probe_tokens, refuse_difference
 
     on_cpu = torch.device(device).type == "cpu"
-    _prepare_arithmetic(dtype, threads, device)
+    _prepare_arithmetic(kv_dtype, threads, device)
     config = _read_config(folder)
     refuse_by_config(config, str(folder), on_cpu=on_cpu)
-    module = _read_weights(folder, config, dtype).to(device)
+    module = _read_weights(folder, config, "float32" if on_cpu else kv_dtype).to(device)
     slot = CallSlot(threads)
     for part in module.modules():
         setattr(part, attention.SLOT_ATTRIBUTE, slot)
-    if on_cpu:
-        make_rowwise(module, slot)
-
     text_config = config.get_text_config()
     seen = _observe(module, slot, text_config.vocab_size)
     max_context = int(text_config.max_position_embeddings)
     refuse_by_observation(seen, text_config.num_hidden_layers, max_context, type(module).__name__, on_cpu=on_cpu)
     num_kv_heads, head_dim, _ = seen.shapes[0]
-    settings: dict[str, Any] = {
-        "module": module,
-        "slot": slot,
-        "folder": folder,
-        "architecture": type(module).__name__,
-        "num_layers": text_config.num_hidden_layers,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "vocab_size": text_config.vocab_size,
-        "max_context": max_context,
-        "eos_token_ids": _eos_token_ids(module),
-        "dtype": dtype,
-        "threads": threads,
-        "device": device,
-    }
-    watching = FunctionalRows(threads)
-    compare_with_eager(LoadedModel(**settings, functional_rows=watching), _PROBE_TOKENS)
-    return LoadedModel(**settings, functional_rows=watching if watching.caught else None)
+
+    llama = pack_llama(module, weights, threads) if on_cpu and fused and is_llama_shaped(module) else None
+    if on_cpu and llama is None:
+        make_rowwise(module, slot, weights)
+    tokens = probe_tokens(max_context, text_config.vocab_size)
+    expected = eager_logits(module, tokens)
+    watching = FunctionalRows(threads, weights)
+    model = LoadedModel(
+        module=None if llama is not None else module,
+        llama=llama,
+        slot=slot,
+        folder=folder,
+        architecture=type(module).__name__,
+        num_layers=text_config.num_hidden_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=text_config.vocab_size,
+        max_context=max_context,
+        eos_token_ids=_eos_token_ids(module),
+        weights=weights if on_cpu else kv_dtype,
+        kv_dtype=kv_dtype,
+        threads=threads,
+        device=device,
+        functional_rows=watching,
+    )
+    refuse_difference(model, tokens, expected)
+    return model if watching.caught else replace(model, functional_rows=None)
 
 
-def _prepare_arithmetic(dtype: str, threads: int, device: str) -> None:
+def _prepare_arithmetic(kv_dtype: str, threads: int, device: str) -> None:
     """Refuse what ``device`` does not compute, and set what holds for the whole process."""
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
     if torch.device(device).type != "cpu":
         from engine.cuda_device import check_device, fix_arithmetic
 
-        check_device(device, dtype)
+        check_device(device, kv_dtype)
         fix_arithmetic()
-    elif dtype != "float32":
-        raise UnsupportedModel(f"dtype {dtype} is not supported on the cpu", "use float32", field="dtype")
     torch.set_num_threads(threads)
 
 

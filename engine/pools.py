@@ -5,7 +5,7 @@ extent with all layers, so one copy moves it and one checksum covers it.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,14 @@ from engine.page_manager import PageManager
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PageBytes = npt.NDArray[np.uint8]
+
+
+def kernel_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The same memory as kernels take it (``kernels.vector``): float32 as it is, bfloat16 as uint16, float16 as int16."""
+    if tensor.dtype == torch.float32:
+        return tensor.numpy()
+    array = tensor.view(torch.int16).numpy()
+    return array.view(np.uint16) if tensor.dtype == torch.bfloat16 else array
 
 
 class PageBacking(Protocol):

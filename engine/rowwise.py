@@ -1,6 +1,7 @@
 """Layers that give a generated row the same bits whatever rows it is computed with.
 
-A prompt chunk goes through torch as usual: its shapes depend on its own job alone. The weights are shared between both ways.
+Linear layers do so in every call; the rest of a prompt chunk goes through torch as usual, since its shapes depend on its own job
+alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import activations
 from transformers.pytorch_utils import Conv1D
 
-from engine.attention import CallSlot, ChunkCall, RowsCall
+from engine.attention import CallSlot, RowsCall
 from engine.kernels.activation import GELU, GELU_TANH, SILU, activate_rows
-from engine.kernels.linear import linear_rows
+from engine.kernels.panels import linear_panels, pack_new
 
 _NO_BIAS = np.empty(0, np.float32)
 _ACTIVATION_KINDS: dict[type, int] = {
@@ -34,13 +35,13 @@ _ACTIVATION_KINDS: dict[type, int] = {
 _EXACT_ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, activations.LinearActivation, activations.ReLUSquaredActivation)
 
 
-def row_linear(x: torch.Tensor, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any], threads: int) -> torch.Tensor:
-    """``x`` [..., in] float32 through the row kernel: [..., out]."""
+def row_linear(x: torch.Tensor, panels: np.ndarray[Any, Any], scale: Any, bias: Any, outputs: int, threads: int) -> torch.Tensor:
+    """``x`` [..., in] float32 through the row kernel: [..., outputs]."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    y = torch.empty(rows.shape[0], weight.shape[0])
+    y = torch.empty(rows.shape[0], outputs)
     if rows.shape[0]:
-        linear_rows(rows.numpy(), weight, bias, y.numpy(), threads)
-    return y.view(*x.shape[:-1], weight.shape[0])
+        linear_panels(rows.numpy(), panels, scale, bias, y.numpy(), threads)
+    return y.view(*x.shape[:-1], outputs)
 
 
 def row_activation(x: torch.Tensor, kind: int, threads: int) -> torch.Tensor:
@@ -58,21 +59,18 @@ def one_by_one(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
 
 
 class RowLinear(nn.Module):
-    """Takes the place of ``nn.Linear`` (and of ``Conv1D``, whose weight is turned once so that both have one layout)."""
+    """Takes the place of ``nn.Linear`` and of ``Conv1D``, in every call; keeps the weights as panels only."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, slot: CallSlot, *, always_rows: bool) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, weights: str, slot: CallSlot) -> None:
+        """``weight`` [out, in]; ``weights``: the number format, one of ``panels.FORMATS``."""
         super().__init__()
-        self.weight, self.bias = weight, bias
         self.out_features, self.in_features = weight.shape
-        self._slot, self._always_rows = slot, always_rows
-        self._weight_array = weight.detach().numpy()
-        self._bias_array = _NO_BIAS if bias is None else bias.detach().numpy()
+        self._slot = slot
+        self._panels, self._scale = pack_new(weight.detach().float().contiguous().numpy(), weights, slot.threads)
+        self._bias = _NO_BIAS if bias is None else bias.detach().numpy()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        call = type(self._slot.call)
-        if call is RowsCall or (self._always_rows and call is ChunkCall):
-            return row_linear(x, self._weight_array, self._bias_array, self._slot.threads)
-        return F.linear(x, self.weight, self.bias)
+        return row_linear(x, self._panels, self._scale, self._bias, self.out_features, self._slot.threads)
 
 
 class RowActivation(nn.Module):
@@ -92,17 +90,15 @@ class RowActivation(nn.Module):
         return one_by_one(self.original, x)
 
 
-def make_rowwise(model: Any, slot: CallSlot) -> None:
-    """Replace the linear layers and activations of ``model`` in place. The output embedding takes the row path in every call."""
-    head = model.get_output_embeddings()
+def make_rowwise(model: Any, slot: CallSlot, weights: str) -> None:
+    """Replace the linear layers and activations of ``model`` in place."""
     known_activations = {entry[0] if isinstance(entry, tuple) else entry for entry in activations.ACT2CLS.values()}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, RowLinear(child.weight, child.bias, slot, always_rows=child is head))
+                setattr(parent, name, RowLinear(child.weight, child.bias, weights, slot))
             elif isinstance(child, Conv1D):
-                turned = nn.Parameter(child.weight.detach().t().contiguous(), requires_grad=False)
-                setattr(parent, name, RowLinear(turned, child.bias, slot, always_rows=False))
+                setattr(parent, name, RowLinear(child.weight.t(), child.bias, weights, slot))
             elif type(child) in known_activations and not isinstance(child, _EXACT_ACTIVATIONS):
                 setattr(parent, name, RowActivation(child, slot))
 
@@ -115,10 +111,12 @@ class FunctionalRows(TorchFunctionMode):
     per call.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, weights: str) -> None:
         super().__init__()
         self.threads = threads
+        self.weights = weights
         self.caught: set[str] = set()
+        self._packed: dict[tuple[Any, ...], tuple[torch.Tensor, np.ndarray[Any, Any], Any]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -139,8 +137,13 @@ class FunctionalRows(TorchFunctionMode):
         return one_by_one(lambda row: func(row, *rest, **kwargs), x)
 
     def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        key = (weight.data_ptr(), weight.shape, weight.stride())
+        if key not in self._packed:
+            panels, scale = pack_new(weight.detach().float().contiguous().numpy(), self.weights, self.threads)
+            self._packed[key] = weight, panels, scale  # the weight, so that its address stays its own
+        _, panels, scale = self._packed[key]
         bias_array = _NO_BIAS if bias is None else bias.detach().contiguous().numpy()
-        return row_linear(input, weight.detach().contiguous().numpy(), bias_array, self.threads)
+        return row_linear(input, panels, scale, bias_array, len(weight), self.threads)
 
 
 _ROW_DEPENDENT: dict[Any, str] = {

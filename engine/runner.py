@@ -11,7 +11,7 @@ from engine.attention import ChunkCall, RowsCall
 from engine.errors import InvalidCall
 from engine.kernels.jit import use_threads
 from engine.model import LoadedModel
-from engine.pools import DTYPES
+from engine.pools import DTYPES, kernel_array
 from engine.rowwise import functional_rows
 
 Ids = npt.NDArray[np.int64]
@@ -67,6 +67,10 @@ class Runner(Protocol):
 
 def make_runner(model: LoadedModel, pool: torch.Tensor, page_size: int, prefill_chunk: int) -> Runner:
     """The runner for the device where ``pool`` is. Raises ``InvalidCall`` for a page size that the device's attention refuses."""
+    if model.llama is not None:
+        from engine.llama_runner import LlamaRunner
+
+        return LlamaRunner(model, pool, page_size, prefill_chunk)
     if pool.device.type == "cpu":
         return ModelRunner(model, pool, page_size, prefill_chunk)
     from engine.cuda_device import check_page_size
@@ -77,18 +81,18 @@ def make_runner(model: LoadedModel, pool: torch.Tensor, page_size: int, prefill_
 
 
 class ModelRunner:
-    """The ``Runner`` of the CPU: torch for chunks, our own kernels for generated rows; its thread's OpenMP pool does the work."""
+    """The ``Runner`` of any model on the CPU: transformers' own modules, with our linear layers, activations and attention."""
 
     device_facts = None
 
     def __init__(self, model: LoadedModel, pool: torch.Tensor, page_size: int, prefill_chunk: int) -> None:
-        """``pool`` is [num_pages, *model.geometry(page_size).page_shape], float32, contiguous, on the CPU; ``prefill_chunk``
-        the most rows of a chunk."""
+        """``pool`` is [num_pages, *model.geometry(page_size).page_shape], contiguous, on the CPU; ``prefill_chunk`` the most rows
+        of a chunk."""
         check_pool(model, pool, page_size, prefill_chunk)
         if pool.device.type != "cpu":
             raise InvalidCall(f"the pool is on {pool.device}, not on the cpu")
         self.model, self.pool, self.page_size, self.prefill_chunk = model, pool, page_size, prefill_chunk
-        self._pool_array = pool.numpy()
+        self._pool_array = kernel_array(pool)
 
     def over(self, pool: torch.Tensor) -> "ModelRunner":
         return ModelRunner(self.model, pool, self.page_size, self.prefill_chunk)
@@ -142,7 +146,7 @@ class ModelRunner:
 
 def check_pool(model: LoadedModel, pool: torch.Tensor, page_size: int, prefill_chunk: int) -> None:
     """Raise ``InvalidCall`` unless ``pool`` holds contiguous pages of ``model``."""
-    shape, dtype = model.geometry(page_size).page_shape, DTYPES[model.dtype]
+    shape, dtype = model.geometry(page_size).page_shape, DTYPES[model.kv_dtype]
     if tuple(pool.shape[1:]) != shape or pool.dtype != dtype or not pool.is_contiguous():
         raise InvalidCall(f"the pool must be contiguous {dtype} [num_pages, *{list(shape)}], not {pool.dtype} {list(pool.shape)}")
     if prefill_chunk < 1:

@@ -82,8 +82,15 @@ class Settings(BaseModel):
     max_context: int | None = _field("Engine", None, "Longest prompt plus answer, in tokens. Unset: the model's own.", ge=2)
     threads: int | None = _field("Engine", None, "Threads for arithmetic. Unset: one per physical core.", ge=1, le=1024)
     device: str = _field("Engine", "cpu", "Where models run: cpu, cuda or cuda:N.", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
-    dtype: Literal["float32", "bfloat16", "float16"] = _field(
-        "Engine", "float32", "Number format of weights and KV pages: float32 on the CPU; on CUDA bfloat16 (if unset) or float16."
+    weights: Literal["fp32", "bf16", "int8"] = _field(
+        "Engine",
+        "fp32",
+        "Number format of the weights on the CPU: bf16 and int8 are smaller and faster, and change the text; exact all the same.",
+    )
+    kv_dtype: Literal["float32", "bfloat16", "float16"] = _field(
+        "Engine",
+        "float32",
+        "Number format of KV pages; on CUDA also of weights and arithmetic: bfloat16 (if unset) or float16.",
     )
     exactness: Literal["on", "off"] = _field(
         "Engine", "on", "'on': a restored or replayed job has the bits of an uninterrupted one. 'off': faster, no such promise."
@@ -125,7 +132,7 @@ class Settings(BaseModel):
     @classmethod
     def _suit_the_device(cls, values: dict[str, Any]) -> dict[str, Any]:
         if str(values.get("device", "")).startswith("cuda"):
-            return {"dtype": "bfloat16", "page_size": 256, **values}
+            return {"kv_dtype": "bfloat16", "weights": "bf16", "page_size": 256, **values}
         return values
 
     @model_validator(mode="after")
@@ -135,6 +142,10 @@ class Settings(BaseModel):
         if self.device != "cpu" and self.page_size % 256:  # engine.cuda_device.PAGE_STEP, which would load torch
             raise ValueError(
                 f"page_size ({self.page_size}) must be a multiple of 256 on {self.device}: its attention reads no other"
+            )
+        if self.device != "cpu" and self.weights != "bf16":
+            raise ValueError(
+                f"weights ({self.weights}) are a choice of the cpu: on {self.device} they have kv_dtype ({self.kv_dtype})"
             )
         if self.max_step_tokens < self.prefill_chunk:
             raise ValueError(f"max_step_tokens ({self.max_step_tokens}) must hold one prefill_chunk ({self.prefill_chunk})")

@@ -14,7 +14,7 @@ from engine.core import Engine, TokenOutput
 from engine.identity import root_identity
 from engine.model import LoadedModel, load_model
 from engine.pools import DevicePool, HostPool, MemoryBacking
-from engine.runner import ModelRunner
+from engine.runner import make_runner
 from engine.sampler import SamplingParams
 from engine.scheduler import Budget, Preemption
 from engine.sequence import Request
@@ -156,7 +156,7 @@ def make_rig(
     if residency.host is not None:
         rig.checkpointer = Checkpointer(residency.host)
     rig.engine = Engine(
-        ModelRunner(model, device.tensor, PAGE_SIZE, CHUNK),
+        make_runner(model, device.tensor, PAGE_SIZE, CHUNK),
         residency,
         Tokenizer.from_file(str(folder / "tokenizer.json")),
         Budget(

@@ -45,7 +45,7 @@ def exp(x: np.float32) -> np.float32:
 
 
 @inline
-def _silu(x: np.float32) -> np.float32:
+def silu(x: np.float32) -> np.float32:
     return x / (_ONE + exp(-x))
 
 
@@ -67,7 +67,7 @@ def activate_rows(x: F32, y: F32, kind: int, threads: int) -> None:
         first, last = x.size * thread // threads, x.size * (thread + 1) // threads
         if kind == SILU:
             for i in range(first, last):
-                y[i] = _silu(x[i])
+                y[i] = silu(x[i])
         elif kind == GELU_TANH:
             for i in range(first, last):
                 y[i] = _gelu_tanh(x[i])

@@ -20,13 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["F32", "I32", "inline", "kernel", "torch", "use_threads"]
+__all__ = ["F32", "I32", "I64", "inline", "kernel", "torch", "use_threads"]
 
 if numba.config.THREADING_LAYER == "default":  # else the user chose one by NUMBA_THREADING_LAYER
     numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

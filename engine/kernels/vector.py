@@ -1,8 +1,12 @@
 """Blocks of arithmetic written directly in LLVM's language, so that their order of operations is ours and not the vectoriser's.
 
 Flat arrays and offsets (in elements) instead of views: making a numba array view costs more than a short dot product.
+
+Arithmetic is float32; what is read may be stored narrower, and numba has no types for that, so an array's integer type says what
+its bits are: **uint16 is bfloat16, int16 is float16, int8 is an integer**. Widening any of them is exact.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +16,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 16
+_MONOTONIC = time.CLOCK_MONOTONIC
+_UNROLLED = 4  #: steps of a tile's inner loop
 _F32 = ir.FloatType()
 _VECTOR = ir.VectorType(_F32, LANES)
 _INDEX = ir.IntType(64)
+_I32 = ir.IntType(32)
+_HALF_BITS = ir.Constant(_I32, 16)
 
 
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -23,17 +31,37 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.{suffix}"), [a, b, c])
 
 
-def _load_vector(builder: Any, data: Any, offset: Any) -> Any:
-    pointer = builder.bitcast(builder.gep(data, [offset]), _VECTOR.as_pointer())
-    return builder.load(pointer, align=4, typ=_VECTOR)
+def _widen(builder: Any, array_type: Any, stored: Any) -> Any:
+    """What was loaded from an array of ``array_type``, one element or a vector, as float32."""
+    if array_type.dtype == types.float32:
+        return stored
+
+    def like(element: Any) -> Any:
+        return ir.VectorType(element, LANES) if isinstance(stored.type, ir.VectorType) else element
+
+    if array_type.dtype == types.uint16:
+        sixteen = ir.Constant(like(_I32), [16] * LANES) if isinstance(stored.type, ir.VectorType) else _HALF_BITS
+        return builder.bitcast(builder.shl(builder.zext(stored, like(_I32)), sixteen), like(_F32))
+    if array_type.dtype == types.int16:
+        return builder.fpext(builder.bitcast(stored, like(ir.HalfType())), like(_F32))
+    if array_type.dtype == types.int8:
+        return builder.sitofp(builder.sext(stored, like(_I32)), like(_F32))
+    raise TypeError(f"kernels read float32, uint16 (bfloat16), int16 (float16) and int8, not {array_type.dtype}")
+
+
+def _load_vector(builder: Any, array_type: Any, data: Any, offset: Any) -> Any:
+    element = data.type.pointee
+    vector = ir.VectorType(element, LANES)
+    pointer = builder.bitcast(builder.gep(data, [offset]), vector.as_pointer())
+    return _widen(builder, array_type, builder.load(pointer, align=array_type.dtype.bitwidth // 8, typ=vector))
 
 
 def _store_vector(builder: Any, value: Any, data: Any, offset: Any) -> None:
     builder.store(value, builder.bitcast(builder.gep(data, [offset]), _VECTOR.as_pointer()), align=4)
 
 
-def _load(builder: Any, data: Any, offset: Any) -> Any:
-    return builder.load(builder.gep(data, [offset]), align=4, typ=_F32)
+def _load(builder: Any, array_type: Any, data: Any, offset: Any) -> Any:
+    return _widen(builder, array_type, builder.load(builder.gep(data, [offset]), align=array_type.dtype.bitwidth // 8))
 
 
 def _splat(builder: Any, value: Any) -> Any:
@@ -113,13 +141,13 @@ def make_dots(rows: int, outputs: int) -> Any:
             whole = builder.and_(args[6], ir.Constant(_INDEX, -LANES))
 
             def block(k: Any, sums: list[Any]) -> list[Any]:
-                xs = [_load_vector(builder, x_data, builder.add(at, k)) for at in x_rows]
-                ws = [_load_vector(builder, w_data, builder.add(at, k)) for at in w_rows]
+                xs = [_load_vector(builder, x, x_data, builder.add(at, k)) for at in x_rows]
+                ws = [_load_vector(builder, w, w_data, builder.add(at, k)) for at in w_rows]
                 return [_fma(builder, xs[i // outputs], ws[i % outputs], total) for i, total in enumerate(sums)]
 
             def tail(k: Any, sums: list[Any]) -> list[Any]:
-                xs = [_load(builder, x_data, builder.add(at, k)) for at in x_rows]
-                ws = [_load(builder, w_data, builder.add(at, k)) for at in w_rows]
+                xs = [_load(builder, x, x_data, builder.add(at, k)) for at in x_rows]
+                ws = [_load(builder, w, w_data, builder.add(at, k)) for at in w_rows]
                 return [_fma(builder, xs[i // outputs], ws[i % outputs], total) for i, total in enumerate(sums)]
 
             zeros = [ir.Constant(_VECTOR, [0.0] * LANES)] * (rows * outputs)
@@ -165,11 +193,11 @@ def make_weighted_sums(rows: int, vectors: int) -> Any:
 
             def slot(s: Any, sums: list[Any]) -> list[Any]:
                 at = builder.add(args[4], builder.mul(s, args[5]))
-                values = [_load_vector(builder, v_data, builder.add(at, ir.Constant(_INDEX, LANES * i))) for i in range(vectors)]
-                weights = [_splat(builder, _load(builder, p_data, builder.add(row, s))) for row in p_rows]
+                values = [_load_vector(builder, v, v_data, builder.add(at, ir.Constant(_INDEX, LANES * i))) for i in range(vectors)]
+                weights = [_splat(builder, _load(builder, p, p_data, builder.add(row, s))) for row in p_rows]
                 return [_fma(builder, weights[i // vectors], values[i % vectors], total) for i, total in enumerate(sums)]
 
-            before = [_load_vector(builder, y_data, place) for place in places]
+            before = [_load_vector(builder, y, y_data, place) for place in places]
             for total, place in zip(_loop(builder, ir.Constant(_INDEX, 0), args[6], 1, before, slot), places, strict=True):
                 _store_vector(builder, total, y_data, place)
             return context.get_dummy_value()
@@ -178,6 +206,114 @@ def make_weighted_sums(rows: int, vectors: int) -> Any:
         return types.void(p, index, index, v, index, index, index, y, index, index), generate
 
     return weighted_sums
+
+
+def make_tile(rows: int, vectors: int) -> Any:
+    """``tile(x, x_at, x_stride, w, w_at, length, y, y_at, y_stride)`` for a tile of rows × (vectors · 16) outputs.
+
+    ``w[w_at :]`` is a panel, [length, vectors · 16]: the weights of neighbouring outputs side by side. Sets ``y[y_at + r·y_stride +
+    o]`` to the sum over k = 0, 1, ... length - 1, in this order, of ``x[x_at + r·x_stride + k] · w[w_at + k·vectors·16 + o]``: one
+    chain of fused multiply-adds for each result, whatever the tile.
+    """
+    width = vectors * LANES
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def tile(
+        typing: Any, x: Any, x_at: Any, x_stride: Any, w: Any, w_at: Any, length: Any, y: Any, y_at: Any, y_stride: Any
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            x_data, w_data, y_data = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 6))
+            x_rows = _row_offsets(builder, args[1], args[2], rows)
+
+            def step(k: Any, sums: list[Any]) -> list[Any]:
+                at = builder.add(args[4], builder.mul(k, ir.Constant(_INDEX, width)))
+                ws = [_load_vector(builder, w, w_data, builder.add(at, ir.Constant(_INDEX, LANES * i))) for i in range(vectors)]
+                xs = [_splat(builder, _load(builder, x, x_data, builder.add(row, k))) for row in x_rows]
+                return [_fma(builder, xs[i // vectors], ws[i % vectors], total) for i, total in enumerate(sums)]
+
+            def steps(k: Any, sums: list[Any]) -> list[Any]:
+                for i in range(_UNROLLED):
+                    sums = step(builder.add(k, ir.Constant(_INDEX, i)), sums)
+                return sums
+
+            zeros = [ir.Constant(_VECTOR, [0.0] * LANES)] * (rows * vectors)
+            whole = builder.and_(args[5], ir.Constant(_INDEX, -_UNROLLED))
+            sums = _loop(builder, ir.Constant(_INDEX, 0), whole, _UNROLLED, zeros, steps)
+            sums = _loop(builder, whole, args[5], 1, sums, step)
+            for r, at in enumerate(_row_offsets(builder, args[7], args[8], rows)):
+                for i in range(vectors):
+                    _store_vector(builder, sums[r * vectors + i], y_data, builder.add(at, ir.Constant(_INDEX, LANES * i)))
+            return context.get_dummy_value()
+
+        index = types.intp
+        return types.void(x, index, index, w, index, index, y, index, index), generate
+
+    return tile
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_element(typing: Any, array: Any, at: Any) -> Any:
+    """``array[at]`` as float32, from any of the types that kernels read."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _load(builder, array, _data(context, builder, array, args[0]), args[1])
+
+    return types.float32(array, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def store_element(typing: Any, array: Any, at: Any, value: Any) -> Any:
+    """``array[at] = value``, a float32 rounded to the nearest that a float32, bfloat16 or float16 array holds, ties to even."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.gep(_data(context, builder, array, args[0]), [args[1]])
+        builder.store(_narrow(builder, array, args[2]), place, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.float32), generate
+
+
+def _narrow(builder: Any, array_type: Any, value: Any) -> Any:
+    if array_type.dtype == types.float32:
+        return value
+    if array_type.dtype == types.int16:
+        return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
+    if array_type.dtype == types.uint16:
+        bits = builder.bitcast(value, _I32)
+        odd = builder.and_(builder.lshr(bits, _HALF_BITS), ir.Constant(_I32, 1))
+        rounded = builder.lshr(builder.add(bits, builder.add(odd, ir.Constant(_I32, 0x7FFF))), _HALF_BITS)
+        # Rounding a NaN's bits could carry into infinity: keep its upper half, made quiet.
+        quiet = builder.or_(builder.lshr(bits, _HALF_BITS), ir.Constant(_I32, 0x40))
+        return builder.trunc(builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded), ir.IntType(16))
+    raise TypeError(f"kernels write float32, uint16 (bfloat16) and int16 (float16), not {array_type.dtype}")
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def take(typing: Any, counters: Any, index: Any) -> Any:
+    """The next number of ``counters[index]`` (int64), which no other thread gets: how threads share work out."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.gep(_data(context, builder, counters, args[0]), [args[1]])
+        return builder.atomic_rmw("add", place, ir.Constant(_INDEX, 1), "monotonic")
+
+    return types.intp(counters, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def nanoseconds(typing: Any) -> Any:
+    """The monotonic clock (``clock_gettime``), where Python's cannot be asked."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        stamp = ir.LiteralStructType([_INDEX, _INDEX])
+        place = cgutils.alloca_once(builder, stamp)
+        called = ir.FunctionType(_I32, [_I32, stamp.as_pointer()])
+        builder.call(
+            cgutils.get_or_insert_function(builder.module, called, "clock_gettime"), [ir.Constant(_I32, _MONOTONIC), place]
+        )
+        seconds, rest = (builder.load(cgutils.gep_inbounds(builder, place, 0, i)) for i in (0, 1))
+        return builder.add(builder.mul(seconds, ir.Constant(_INDEX, 10**9)), rest)
+
+    return types.int64(), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -47,7 +47,7 @@ def load(settings: Settings) -> Loaded:
     folder = model_source.resolve(settings.model)
     fingerprint = model_source.fingerprint(folder)
     threads = settings.threads or default_threads()
-    model = load_model(folder, dtype=settings.dtype, threads=threads, device=settings.device)
+    model = load_model(folder, weights=settings.weights, kv_dtype=settings.kv_dtype, threads=threads, device=settings.device)
     tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return Loaded(model, fingerprint, tokenizer)
 
@@ -63,7 +63,8 @@ def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Part
     runner = make_runner(model, device.tensor, settings.page_size, settings.prefill_chunk)
     arithmetic = exactness.arithmetic_fingerprint(
         threads=model.threads,
-        dtype=settings.dtype,
+        weights=settings.weights,
+        kv_dtype=settings.kv_dtype,
         prefill_chunk=settings.prefill_chunk,
         page_size=settings.page_size,
         device_facts=runner.device_facts,

@@ -53,18 +53,18 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["bfloat16", "float16"])
 def model(request, folder):
-    return load_model(folder, dtype=request.param, threads=2, device=DEVICE)
+    return load_model(folder, kv_dtype=request.param, threads=2, device=DEVICE)
 
 
 @pytest.fixture(scope="module")
 def half(folder):
-    return load_model(folder, dtype="bfloat16", threads=2, device=DEVICE)
+    return load_model(folder, kv_dtype="bfloat16", threads=2, device=DEVICE)
 
 
 def pages(model, num_pages):
     # Not zeros: whatever is read without having been written shows up as NaN.
     shape = (num_pages, *model.geometry(PAGE_SIZE).page_shape)
-    return torch.full(shape, torch.nan, dtype=DTYPES[model.dtype], device=DEVICE)
+    return torch.full(shape, torch.nan, dtype=DTYPES[model.kv_dtype], device=DEVICE)
 
 
 def new_runner(model, num_pages):
@@ -96,7 +96,7 @@ def filled(runner, table, length):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_architectures_load_and_are_exact(tmp_path, architecture):
     """Loading compares a probe with the model's own eager attention; the self-test compares rows alone and among others."""
-    model = load_model(make_tiny_model(tmp_path / architecture, architecture), dtype="bfloat16", threads=2, device=DEVICE)
+    model = load_model(make_tiny_model(tmp_path / architecture, architecture), kv_dtype="bfloat16", threads=2, device=DEVICE)
     assert self_test(new_runner(model, 1)) == []
 
 
@@ -231,7 +231,7 @@ def test_another_process_computes_the_same_bits(half):
 
 
 def digest_of_a_run(folder: Path) -> str:
-    model = load_model(folder, dtype="bfloat16", threads=2, device=DEVICE)
+    model = load_model(folder, kv_dtype="bfloat16", threads=2, device=DEVICE)
     runner, table = new_runner(model, 2), np.array([1, 0], np.int32)
     tokens = np.random.default_rng(11).integers(0, VOCAB_SIZE, 300)
     logits = [prefill(runner, tokens[:250], table)[None], rows(runner, tokens[250:], range(250, 300), table[None], [0] * 50)]
@@ -283,7 +283,7 @@ def test_greedy_tokens_are_those_of_transformers(model):
     always write the same text, and "equal to generate" would ask for more than it gives. No number is compared with a tolerance.
     Attention that is off by a third fails.
     """
-    dtype, start, count = DTYPES[model.dtype], 240, 40
+    dtype, start, count = DTYPES[model.kv_dtype], 240, 40
     tokens = generated(model.folder, RANDOM.integers(3, VOCAB_SIZE, start), dtype, count)
     assert len(set(tokens[start:])) > 8, "a model that repeats itself would pass whatever attention does"
     options = [
@@ -306,24 +306,24 @@ def test_greedy_tokens_are_those_of_transformers(model):
 
 
 def test_a_page_size_that_the_kernel_does_not_read_is_refused(half):
-    pool = torch.zeros(1, *half.geometry(16).page_shape, dtype=DTYPES[half.dtype], device=DEVICE)
+    pool = torch.zeros(1, *half.geometry(16).page_shape, dtype=DTYPES[half.kv_dtype], device=DEVICE)
     with pytest.raises(InvalidCall, match="--page-size 256"):
         make_runner(half, pool, 16, CHUNK)
 
 
 def test_models_and_devices_that_cannot_be_exact_are_refused(folder, tmp_path):
     with pytest.raises(UnsupportedModel, match="experts"):
-        load_model(make_tiny_model(tmp_path / "mixtral", "mixtral"), dtype="bfloat16", threads=1, device=DEVICE)
+        load_model(make_tiny_model(tmp_path / "mixtral", "mixtral"), kv_dtype="bfloat16", threads=1, device=DEVICE)
     with pytest.raises(UnsupportedModel, match="bfloat16 or float16"):
         load_model(folder, threads=1, device=DEVICE)
     with pytest.raises(UnsupportedModel, match="there is no cuda:99"):
-        load_model(folder, dtype="bfloat16", threads=1, device="cuda:99")
+        load_model(folder, kv_dtype="bfloat16", threads=1, device="cuda:99")
 
 
 def test_the_fingerprint_takes_the_facts_of_the_device(half):
     facts = new_runner(half, 1).device_facts
     assert json.loads(json.dumps(facts))["name"] == torch.cuda.get_device_name()
-    base = {"threads": 2, "dtype": "bfloat16", "prefill_chunk": CHUNK, "page_size": PAGE_SIZE}
+    base = {"threads": 2, "weights": "bf16", "kv_dtype": "bfloat16", "prefill_chunk": CHUNK, "page_size": PAGE_SIZE}
     assert arithmetic_fingerprint(**base, device_facts=facts) != arithmetic_fingerprint(**base)
 
 

@@ -4,7 +4,6 @@
 of its arguments. ``test_cuda.py`` runs the rest where there is a device.
 """
 
-import copy
 import dataclasses
 import inspect
 
@@ -14,8 +13,9 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
 
-from engine.attention import SLOT_ATTRIBUTE, ObserveCall
+from engine.attention import NAME, SLOT_ATTRIBUTE, CallSlot, ObserveCall
 from engine.cuda_device import check_device, check_page_size
 from engine.cuda_forward import varlen_attention
 from engine.cuda_rows import RowBucket, Trial, agreeing, eager
@@ -81,12 +81,12 @@ class Watched:
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
 def model(request, tmp_path_factory):
-    return load_model(make_tiny_model(tmp_path_factory.mktemp("logic") / request.param, request.param), threads=2)
+    return load_model(make_tiny_model(tmp_path_factory.mktemp("logic") / request.param, request.param), threads=2, fused=False)
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    return load_model(make_tiny_model(tmp_path_factory.mktemp("logic") / "llama"), threads=2)
+    return load_model(make_tiny_model(tmp_path_factory.mktemp("logic") / "llama"), threads=2, fused=False)
 
 
 def pages(model, num_pages):
@@ -348,8 +348,11 @@ class Operations(TorchDispatchMode):
 def test_a_step_stays_on_its_device_and_the_real_operator_takes_its_arguments(llama):
     """On ``meta``, a device that computes nothing: the schema of torch's operator is checked, tensors of two devices do not mix,
     and nothing asks for a number, which would wait for the device and end a capture."""
-    module = copy.deepcopy(llama.module).to("meta")
-    there = dataclasses.replace(llama, module=module, slot=getattr(module, SLOT_ATTRIBUTE), device="meta")
+    module = AutoModelForCausalLM.from_pretrained(llama.folder, attn_implementation=NAME).eval().to("meta")
+    slot = CallSlot(2)
+    for part in module.modules():
+        setattr(part, SLOT_ATTRIBUTE, slot)
+    there = dataclasses.replace(llama, module=module, slot=slot, device="meta")
     pool = pages(there, 4).to("meta")
     bucket = RowBucket(there, 8, PAGE_SIZE, pool.device, varlen_attention)
     bucket.fill(np.arange(3), np.arange(3, dtype=np.int32), np.array([[0, 1]], np.int32), np.zeros(3, np.int32))
@@ -390,7 +393,7 @@ def test_float32_on_a_device_is_refused_before_anything_is_loaded(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_said_in_words(tmp_path):
     with pytest.raises(UnsupportedModel, match="sees no CUDA device") as refused:
-        load_model(tmp_path / "nowhere", dtype="bfloat16", threads=1, device="cuda")
+        load_model(tmp_path / "nowhere", kv_dtype="bfloat16", threads=1, device="cuda")
     assert refused.value.field == "device"
 
 
@@ -413,6 +416,6 @@ def test_head_dims_that_the_kernel_does_not_take_are_refused_on_a_device(head_di
 
 
 def test_the_arithmetic_fingerprint_covers_the_device():
-    base = {"threads": 2, "dtype": "bfloat16", "prefill_chunk": 64, "page_size": 256}
+    base = {"threads": 2, "weights": "bf16", "kv_dtype": "bfloat16", "prefill_chunk": 64, "page_size": 256}
     facts = [None, {"buckets": (8, 128)}, {"buckets": (128,)}, {"buckets": (128,), "name": "H200"}]
     assert len({arithmetic_fingerprint(**base, device_facts=some) for some in facts}) == len(facts)

@@ -13,19 +13,32 @@ from engine import model_source
 from engine.errors import InvalidCall
 from engine.exactness import arithmetic_fingerprint, self_test
 from engine.kernels.activation import GELU, GELU_TANH, SILU, activate_rows
-from engine.kernels.linear import linear_rows
+from engine.kernels.panels import FORMATS, linear_panels, pack_new, unpack
 from engine.model import load_model
-from engine.runner import ModelRunner
+from engine.pools import DTYPES
+from engine.runner import make_runner
 from tests.tiny_models import VOCAB_SIZE, make_tiny_model
 
 PAGE_SIZE, CHUNK = 4, 8
-ARCHITECTURES = ["llama", "gemma", "mixtral", "gpt2"]
+#: the fused path and the module path, in every number format of weights and of pages
+MODELS = [
+    ("llama", "fp32", "float32"),
+    ("llama", "bf16", "bfloat16"),
+    ("llama", "int8", "float16"),
+    ("qwen2", "int8", "float32"),
+    ("qwen3", "fp32", "bfloat16"),
+    ("gemma", "int8", "bfloat16"),
+    ("mixtral", "fp32", "float32"),
+    ("gpt2", "bf16", "float16"),
+]
 RANDOM = np.random.default_rng(3)
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def model(request, tmp_path_factory):
-    return load_model(make_tiny_model(tmp_path_factory.mktemp("exact") / request.param, request.param), threads=2)
+    architecture, weights, kv_dtype = request.param
+    folder = make_tiny_model(tmp_path_factory.mktemp("exact") / architecture, architecture)
+    return load_model(folder, weights=weights, kv_dtype=kv_dtype, threads=2)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +48,8 @@ def llama(tmp_path_factory):
 
 def new_runner(model, num_pages):
     # Not zeros: whatever is read without having been written shows up as NaN.
-    return ModelRunner(model, torch.full((num_pages, *model.geometry(PAGE_SIZE).page_shape), torch.nan), PAGE_SIZE, CHUNK)
+    shape = (num_pages, *model.geometry(PAGE_SIZE).page_shape)
+    return make_runner(model, torch.full(shape, torch.nan, dtype=DTYPES[model.kv_dtype]), PAGE_SIZE, CHUNK)
 
 
 def prefill(runner, tokens, table, store_from=0, first=0):
@@ -179,30 +193,41 @@ def test_the_self_test_passes(model):
 
 
 def test_the_self_test_names_a_layer_that_is_not_exact(tmp_path):
-    model = load_model(make_tiny_model(tmp_path / "model"), threads=2)
+    model = load_model(make_tiny_model(tmp_path / "model", "gemma"), threads=2)
     mlp = model.module.model.layers[1].mlp
-    plain = nn.Linear(64, 172, bias=False)
-    plain.weight = mlp.up_proj.weight
-    mlp.up_proj = plain
+    mlp.up_proj = nn.Linear(mlp.up_proj.in_features, mlp.up_proj.out_features, bias=False)
     problems = self_test(new_runner(model, 2))
     assert any("logits" in problem for problem in problems)
     assert [problem for problem in problems if "layers.1.mlp.up_proj" in problem]
     assert not any("layers.0" in problem or "attention" in problem for problem in problems)
 
 
+@pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize(("length", "outputs"), [(64, 64), (172, 37), (7, 5), (576, 9), (1, 1)])
-def test_the_linear_kernel(length, outputs):
+def test_the_linear_kernel(length, outputs, weights):
     x, w = (RANDOM.standard_normal(shape, dtype=np.float32) for shape in ((33, length), (outputs, length)))
     bias = RANDOM.standard_normal(outputs, dtype=np.float32)
+    panels, scale = pack_new(w, weights, 2)
+    kept = unpack(panels, scale, outputs)
     alone = np.empty((33, outputs), np.float32)
     for i in range(33):
-        linear_rows(x[i : i + 1], w, bias, alone[i : i + 1], 1)
-    np.testing.assert_allclose(alone, x.astype(np.float64) @ w.T + bias, rtol=1e-4, atol=1e-4)
-    for count in (2, 3, 4, 5, 6, 7, 8, 17, 33):
+        linear_panels(x[i : i + 1], panels, scale, bias, alone[i : i + 1], 1)
+    np.testing.assert_allclose(alone, x.astype(np.float64) @ kept.T + bias, rtol=1e-4, atol=1e-4)
+    for count in (2, 3, 4, 5, 6, 7, 8, 9, 17, 33):
         for threads in (1, 2, 3, 8):
             y = np.full((count, outputs), np.nan, np.float32)
-            linear_rows(x[:count], w, bias, y, threads)
+            linear_panels(x[:count], panels, scale, bias, y, threads)
             assert np.array_equal(y, alone[:count]), (count, threads)
+
+
+def test_what_panels_keep_of_weights():
+    w = RANDOM.standard_normal((37, 50), dtype=np.float32)
+    w[3] = 0.0
+    assert np.array_equal(unpack(*pack_new(w, "fp32", 2), 37), w)
+    nearest = torch.from_numpy(w).bfloat16().float().numpy()
+    assert np.array_equal(unpack(*pack_new(w, "bf16", 2), 37), nearest)
+    step = np.abs(w).max(axis=1, keepdims=True) / 127
+    assert np.all(np.abs(unpack(*pack_new(w, "int8", 2), 37) - w) <= step / 2 * 1.001)
 
 
 @pytest.mark.parametrize(
@@ -247,8 +272,15 @@ def test_calls_that_do_not_fit_are_refused_before_anything_is_written(llama, cal
 
 
 def test_the_arithmetic_fingerprint_covers_what_changes_bits():
-    base = {"threads": 2, "dtype": "float32", "prefill_chunk": 64, "page_size": 16}
-    changes = [{}, {"threads": 1}, {"dtype": "bfloat16"}, {"prefill_chunk": 65}, {"page_size": 8}]
+    base = {"threads": 2, "weights": "fp32", "kv_dtype": "float32", "prefill_chunk": 64, "page_size": 16}
+    changes = [
+        {},
+        {"threads": 1},
+        {"weights": "int8"},
+        {"kv_dtype": "bfloat16"},
+        {"prefill_chunk": 65},
+        {"page_size": 8},
+    ]
     prints = [arithmetic_fingerprint(**(base | change)) for change in changes]
     assert len(set(prints)) == len(changes)
     assert prints[0] == arithmetic_fingerprint(**base)
@@ -256,7 +288,7 @@ def test_the_arithmetic_fingerprint_covers_what_changes_bits():
 
 
 @pytest.mark.model
-def test_the_demo_model_is_exact():
-    model = load_model(model_source.resolve("demo"), threads=2)
-    runner = ModelRunner(model, torch.zeros(1, *model.geometry(16).page_shape), 16, 64)
-    assert self_test(runner) == []
+@pytest.mark.parametrize(("weights", "kv_dtype"), [("fp32", "float32"), ("bf16", "bfloat16"), ("int8", "float16")])
+def test_the_demo_model_is_exact(weights, kv_dtype):
+    model = load_model(model_source.resolve("demo"), weights=weights, kv_dtype=kv_dtype, threads=2)
+    assert self_test(new_runner(model, 2)) == []

@@ -13,12 +13,14 @@ from transformers import AutoModelForCausalLM
 from engine.attention import NAME, SLOT_ATTRIBUTE, CallSlot, ObserveCall, paged_attention
 from engine.errors import ModelFilesInvalid, ModelNotFound, UnsupportedModel
 from engine.model import load_model
-from engine.runner import ModelRunner
+from engine.probe import eager_logits, probe_tokens, refuse_difference
+from engine.runner import make_runner
 from tests.tiny_models import VOCAB_SIZE, make_tiny_model
 
 SUPPORTED = ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "mixtral", "gpt2"]
 PAGE_SIZE, CHUNK, NEW_TOKENS = 4, 16, 24
 PROMPT = np.random.default_rng(7).integers(3, VOCAB_SIZE, 37)
+LLAMA_SHAPED = ["llama", "mistral", "qwen2", "qwen3"]
 SABOTAGE = {
     "zeroed": lambda output: output * 0,
     "halved": lambda output: output * 0.5,
@@ -30,11 +32,11 @@ SABOTAGE = {
 def zoo(tmp_path_factory):
     made = {}
 
-    def get(architecture):
-        if architecture not in made:
+    def get(architecture, fused=True):
+        if (architecture, fused) not in made:
             folder = make_tiny_model(tmp_path_factory.mktemp("zoo") / architecture, architecture)
-            made[architecture] = (load_model(folder, threads=2), expected_tokens(folder))
-        return made[architecture]
+            made[architecture, fused] = (load_model(folder, threads=2, fused=fused), expected_tokens(folder))
+        return made[architecture, fused]
 
     return get
 
@@ -49,7 +51,7 @@ def expected_tokens(folder):
 
 def greedy_tokens(model):
     num_pages = -(-(len(PROMPT) + NEW_TOKENS) // PAGE_SIZE)
-    runner = ModelRunner(model, torch.zeros(num_pages, *model.geometry(PAGE_SIZE).page_shape), PAGE_SIZE, CHUNK)
+    runner = make_runner(model, torch.zeros(num_pages, *model.geometry(PAGE_SIZE).page_shape), PAGE_SIZE, CHUNK)
     table = np.random.default_rng(0).permutation(num_pages).astype(np.int32)
     for start in range(0, len(PROMPT), CHUNK):
         logits = runner.run_chunk(PROMPT[start : start + CHUNK], start, table, start, start + CHUNK >= len(PROMPT))
@@ -61,9 +63,13 @@ def greedy_tokens(model):
     return tokens
 
 
-@pytest.mark.parametrize("architecture", [*SUPPORTED, "gpt_neox", "opt", "phi"])
-def test_greedy_tokens_are_those_of_generate(zoo, architecture):
-    model, expected = zoo(architecture)
+@pytest.mark.parametrize(
+    ("architecture", "fused"),
+    [(name, True) for name in (*SUPPORTED, "gpt_neox", "opt", "phi")] + [(name, False) for name in LLAMA_SHAPED],
+)
+def test_greedy_tokens_are_those_of_generate(zoo, architecture, fused):
+    model, expected = zoo(architecture, fused)
+    assert (model.llama is not None) == (fused and architecture in LLAMA_SHAPED)
     assert len(set(expected)) > 8, "a model that repeats itself would pass whatever attention does"
     assert greedy_tokens(model) == expected
 
@@ -71,7 +77,7 @@ def test_greedy_tokens_are_those_of_generate(zoo, architecture):
 @pytest.mark.parametrize("kind", SABOTAGE)
 @pytest.mark.parametrize("architecture", SUPPORTED)
 def test_sabotaged_attention_is_noticed(zoo, architecture, kind):
-    model, expected = zoo(architecture)
+    model, expected = zoo(architecture, fused=False)
 
     def sabotage(module, args, output):
         return (SABOTAGE[kind](output[0]), *output[1:])
@@ -83,6 +89,31 @@ def test_sabotaged_attention_is_noticed(zoo, architecture, kind):
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@pytest.mark.parametrize("part", ["out", "gate_up", "qkv", "input_norm", "post_norm", "final_norm", "embedding"])
+@pytest.mark.parametrize("architecture", LLAMA_SHAPED)
+def test_sabotaged_weights_of_the_fused_path_are_noticed(zoo, architecture, part):
+    model, expected = zoo(architecture)
+    weights = getattr(model.llama.weights, part)
+    before = weights.copy()
+    weights[...] = np.roll(weights, 1, -1)
+    try:
+        assert greedy_tokens(model) != expected
+    finally:
+        weights[...] = before
+
+
+@pytest.mark.parametrize(("architecture", "part"), [("qwen2", "qkv_bias"), ("qwen3", "query_norm"), ("qwen3", "key_norm")])
+def test_what_only_some_have_is_used(zoo, architecture, part):
+    model, expected = zoo(architecture)
+    weights = getattr(model.llama.weights, part)
+    before = weights.copy()
+    weights[...] *= -1.5
+    try:
+        assert greedy_tokens(model) != expected
+    finally:
+        weights[...] = before
 
 
 @pytest.mark.parametrize(
@@ -134,16 +165,15 @@ def test_an_argument_that_we_would_ignore_is_refused_by_name(name):
 
 def test_a_model_whose_logits_differ_from_eager_attention_is_refused(tmp_path):
     """GPT-2 may scale its scores anew in each layer; here the config lies about it after the weights are loaded."""
-    from engine.probe import compare_with_eager
-
     model = load_model(make_tiny_model(tmp_path / "model", "gpt2"), threads=2)
+    tokens = probe_tokens(model.max_context, model.vocab_size)
     model.module.transformer.h[1].attn.scaling *= 1.5
-    compare_with_eager(model, 24)  # both sides see the same scaling
+    refuse_difference(model, tokens, eager_logits(model.module, tokens))  # both sides see the same scaling
     hook = model.module.transformer.h[1].attn.register_forward_hook(
         lambda module, args, output: (output[0] * (1.0 if module.config._attn_implementation == NAME else 1.1), *output[1:])
     )
     with pytest.raises(UnsupportedModel, match="eager"):
-        compare_with_eager(model, 24)
+        refuse_difference(model, tokens, eager_logits(model.module, tokens))
     hook.remove()
 
 
@@ -174,5 +204,3 @@ def test_what_load_model_says_of_a_model(zoo, tmp_path):
     assert model.geometry(8).page_shape == (2, 2, 8, 2, 16)
     with pytest.raises(ModelNotFound):
         load_model(tmp_path / "nowhere", threads=1)
-    with pytest.raises(UnsupportedModel, match="float16"):
-        load_model(model.folder, dtype="float16", threads=1)
