@@ -12,17 +12,19 @@ from storage.records import PageEntry
 
 
 class Checkpointer:
-    """The step loop owns it."""
+    """The step loop owns it. Without a host cache there is never anything to write."""
 
-    def __init__(self, host: HostCache) -> None:
+    def __init__(self, host: HostCache | None) -> None:
         self._host = host
 
     @property
     def has_writes(self) -> bool:
-        return bool(self._host.ready or self._host.drops)
+        return self._host is not None and bool(self._host.ready or self._host.drops)
 
     def take_writes(self) -> tuple[dict[int, PageEntry], tuple[int, ...]]:
         """Entries to publish and host pages whose entries to drop, for the next pipeline. Give them back to ``written``."""
+        if self._host is None:
+            return {}, ()
         publish = {page.page: PageEntry(page.identity, page.checksum) for page in self._host.ready}
         drop = tuple(self._host.drops)
         self._host.ready, self._host.drops = [], []
@@ -30,6 +32,8 @@ class Checkpointer:
 
     def written(self, publish: dict[int, PageEntry], drop: Sequence[int]) -> None:
         """The store answered: these entries are durable, those are gone."""
+        if self._host is None:
+            return
         for entry in publish.values():
             self._host.published(entry.identity)
         for page in drop:
@@ -37,6 +41,8 @@ class Checkpointer:
 
     def not_written(self, publish: dict[int, PageEntry], drop: Sequence[int]) -> None:
         """The store refused the whole pipeline (we were declared dead): they ride in a later one. Both may be sent twice."""
+        if self._host is None:
+            return
         pages = [self._host.find(entry.identity) for entry in publish.values()]
         self._host.ready += [page for page in pages if page is not None and page.state is HostState.FILLED]
         self._host.drops += drop

@@ -146,6 +146,9 @@ def _sizes(settings: Settings, folder: Path, size: ModelSize) -> Iterator[Findin
         yield Finding("memory", Status.WARN if needed > limit * 0.7 else Status.OK, found)
     pool = settings.data_dir / "pool.safetensors"
     wanted = sizing.host_pages(settings, page, num_pages, sizing.existing_pages(pool)) * page
+    if not wanted:
+        yield Finding("disk", Status.OK, "no pool file: after a crash jobs recompute all their tokens (--host-pages 0)")
+        return
     free = sizing.free_disk(settings.data_dir) + (pool.stat().st_size if pool.exists() else 0)
     enough = wanted + MIN_FREE_DISK <= free
     found = f"pool file of {wanted // MIB} MiB; {free // MIB} MiB free"

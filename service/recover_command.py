@@ -120,7 +120,7 @@ def _recover_engine(settings: Settings, store: RedisJobStore, options: Options, 
         return True
     alive = _is_alive(settings, store, engine)
     report.engine = _engine_report(engine, alive)
-    pool = open_pool(settings.data_dir / "pool.safetensors")
+    pool = None if settings.host_pages == 0 else open_pool(settings.data_dir / "pool.safetensors")  # 0: a start would not read it
     report.pool = _pool_report(store, pool)
     living = {engine_id} if alive else set()
     seen = observe(store, engine, pool, is_alive=lambda other: other in living)

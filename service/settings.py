@@ -62,8 +62,9 @@ class Settings(BaseModel):
     host_pages: int | None = _field(
         "Pages",
         None,
-        "Pages of the memory-mapped pool file. Unset: 2 for each device page, at most a quarter of the free disk.",
-        ge=1,
+        "Pages of the memory-mapped pool file. Unset: 2 for each device page, at most a quarter of the free disk. 0: no file, no"
+        " checkpoints; after a crash or a preemption jobs lose no token, but recompute all of them.",
+        ge=0,
     )
     durability: Literal["process", "machine"] = _field(
         "Pages", "process", "What KV pages survive: the death of our processes, or also that of the machine (fdatasync per page)."

@@ -38,9 +38,10 @@ def device_pages(settings: Settings, page_bytes: int, device_free: int | None = 
 
 
 def host_pages(settings: Settings, page_bytes: int, num_device_pages: int, existing: int | None = None) -> int:
-    """Pages of the pool file. ``existing``: of the one that is there, which keeps its size unless the settings name one:
+    """Pages of the pool file; 0: there is to be none. ``existing``: of the one that is there.
 
-    free disk space differs from start to start, and a pool of another size would be a new one, without its pages.
+    It keeps its size unless the settings name one: free disk space differs from start to start, and a pool of another size would
+    be a new one, without its pages.
     """
     if settings.host_pages is not None:
         return settings.host_pages

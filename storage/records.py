@@ -158,7 +158,7 @@ class EngineInfo:
     boot_id: str
     host: str
     pid: int
-    pool_id: str
+    pool_id: str  #: empty: no pool file
     model_fingerprint: str
     model_name: str
     page_size: int

@@ -37,8 +37,8 @@ class Parts:
     arithmetic_fingerprint: str
     runner: Runner
     device: DevicePool
-    host: HostPool
-    pool_file: PoolFile
+    host: HostPool | None  #: None: no pool file, so no checkpoints
+    pool_file: PoolFile | None
     problems: tuple[str, ...]  #: what the exactness self-test found; empty: exact
 
 
@@ -53,13 +53,15 @@ def load(settings: Settings) -> Loaded:
 
 
 def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Parts:
-    """Lock the pool file, make the pools, test that rows do not depend on each other."""
+    """Lock the pool file, if there is to be one, make the pools, test that rows do not depend on each other."""
     model = loaded.model
     geometry = model.geometry(settings.page_size)
     num_pages = sizing.device_pages(settings, geometry.page_bytes, _free_memory(settings.device))
     pool_file = _open_pool(settings, geometry, loaded.fingerprint, num_pages, lock_wait)
     device = DevicePool(num_pages, geometry, settings.device)
-    host = HostPool(pool_file.num_pages, geometry, pool_file, sync=settings.durability == "machine")
+    host = None
+    if pool_file is not None:
+        host = HostPool(pool_file.num_pages, geometry, pool_file, sync=settings.durability == "machine")
     runner = make_runner(model, device.tensor, settings.page_size, settings.prefill_chunk)
     arithmetic = exactness.arithmetic_fingerprint(
         threads=model.threads,
@@ -82,11 +84,19 @@ def _free_memory(device: str) -> int | None:
 
 def _open_pool(
     settings: Settings, geometry: PageGeometry, model_fingerprint: str, num_device_pages: int, lock_wait: float
-) -> PoolFile:
+) -> PoolFile | None:
+    """None with ``--host-pages 0``: a file of an earlier life is left as it is, and registration drops its entries.
+
+    The pool's lock protects its bytes. That a data directory has one engine is ``run/engine.lock``'s work, with a pool or without.
+    """
     path = settings.data_dir / "pool.safetensors"
+    num_pages = sizing.host_pages(settings, geometry.page_bytes, num_device_pages, sizing.existing_pages(path))
+    if not num_pages:
+        log.warning("no_checkpoints", hint="--host-pages is 0: after a crash jobs recompute all their tokens")
+        return None
     pool_file = PoolFile.open(
         path,
-        num_pages=sizing.host_pages(settings, geometry.page_bytes, num_device_pages, sizing.existing_pages(path)),
+        num_pages=num_pages,
         page_shape=geometry.page_shape,
         dtype=geometry.dtype,
         model_fingerprint=model_fingerprint,

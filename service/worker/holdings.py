@@ -79,6 +79,9 @@ class Holdings:
             admission.restart.replayed if resumed else 0,
             admission.restored_pages if resumed else 0,
         )
+        if resumed:
+            bound = log.bind(job_id=held.job_id, request_id=held.record.request_id)
+            bound.info("job_resumed", pages_restored=admission.restored_pages, tokens_replayed=admission.restart.replayed)
         self._observer.admitted(held, admission.restored_pages, admission.restart)
 
     def commit(self, output: TokenOutput, who: Identity) -> Commit:

@@ -226,7 +226,9 @@ class EngineLoop:
             self._dead = True
         except WrongStore as error:
             self._refuse(error)
-        self.state.scanned = True
+        if not self.state.scanned:
+            self.state.scanned = True
+            log.info("ready", jobs=len(self._jobs))
         return True
 
     def _free_pages(self) -> int:

@@ -41,9 +41,13 @@ class EngineObserver:
         pages = cache.gpu_manager.total_pages
 
         def lag() -> float:
+            if residency.copies is None:
+                return sum(len(s.tokens) for s in list(scheduler.running))
             unsealed = sum(len(s.tokens) - s.num_sealed * cache.page_size for s in list(scheduler.running))
-            leaving = 0 if residency.copies is None else residency.copies.pages_leaving
-            return unsealed + leaving * cache.page_size
+            return unsealed + residency.copies.pages_leaving * cache.page_size
+
+        def host_usage() -> float:
+            return 0.0 if cache.host is None else cache.cpu_manager.used_count / cache.cpu_manager.total_pages
 
         def hidden() -> float:
             stats = residency.stats
@@ -53,7 +57,7 @@ class EngineObserver:
         metrics.num_requests_waiting.set_function(lambda: len(scheduler.waiting) + len(scheduler.arriving))
         metrics.kv_cache_usage_perc.set_function(lambda: 1 - residency.available / pages)
         metrics.swap_hidden_ratio.set_function(hidden)
-        metrics.host_pool_usage_perc.set_function(lambda: cache.cpu_manager.used_count / cache.cpu_manager.total_pages)
+        metrics.host_pool_usage_perc.set_function(host_usage)
         metrics.checkpoint_lag_tokens.set_function(lag)
         self._count_preemptions(StepResult())  # a series that is not there yet reads as an unknown metric
         self._count_pages()

@@ -33,6 +33,7 @@ from service.worker.build import Parts, build_parts, explain_refusal, load, refu
 from service.worker.http import EngineHttp
 from service.worker.loop import EngineLoop
 from service.worker.observer import EngineObserver
+from service.worker.phases import Phases
 from service.worker.state import Identity, Wakeups, new_incarnation
 from service.worker.store_thread import StoreThread
 from storage.errors import StoreUnavailable, WrongStore
@@ -69,7 +70,7 @@ class EngineWorker:
             boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
             host=socket.gethostname(),
             pid=os.getpid(),
-            pool_id=parts.pool_file.pool_id,
+            pool_id="" if parts.pool_file is None else parts.pool_file.pool_id,
             model_fingerprint=parts.loaded.fingerprint,
             model_name=settings.model,
             page_size=settings.page_size,
@@ -99,15 +100,15 @@ class EngineWorker:
 
     def _make_residency(self) -> Residency:
         """The pool's table belongs to whoever holds the pool's lock, so it can be read before registration."""
-        settings, parts = self._settings, self._parts
+        settings, parts, pool_file = self._settings, self._parts, self._parts.pool_file
         return make_residency(
             parts.device,
             parts.host,
             prefill_chunk=settings.prefill_chunk,
             eviction=settings.eviction,
-            table=as_table(self._opened.store.pool_table(parts.pool_file.pool_id)),
-            durable=True,
-            reserve=min(32, max(1, parts.pool_file.num_pages // 8)),
+            table=None if pool_file is None else as_table(self._opened.store.pool_table(pool_file.pool_id)),
+            durable=pool_file is not None,
+            reserve=0 if pool_file is None else min(32, max(1, pool_file.num_pages // 8)),
             hooks=Hooks(
                 on_problem=lambda event, problem: log.warning(event, problem=problem),
                 on_copied=self._wakeups.wake,
@@ -117,7 +118,6 @@ class EngineWorker:
         )
 
     def _make_loop(self) -> EngineLoop:
-        assert self._engine.residency.host is not None
         return EngineLoop(
             self._engine,
             Checkpointer(self._engine.residency.host),
@@ -133,7 +133,7 @@ class EngineWorker:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def run(self, last_exit: LastExit) -> None:
+    def run(self, last_exit: LastExit, phases: Phases) -> None:
         """Register, work until SIGTERM, drain. Raises RegistrationRefused or WrongStore where starting again would not help."""
         self._store_thread.start()
         registered: Future[Registered] = self._store_thread.submit(
@@ -146,7 +146,9 @@ class EngineWorker:
         result = registered.result()
         for job_id in result.failed:
             log.error("job_failed_as_poison", job_id=job_id)
-        log.info("registered", incarnation=self._identity.incarnation, jobs=len(result.owned), last_exit=last_exit)
+        phases.end("registration")
+        who, jobs = self._identity, len(result.owned)
+        log.info("registered", incarnation=who.incarnation, jobs=jobs, last_exit=last_exit, phases=phases.seconds)
         for target, name in ((self._watch, "watch"), (self._hints, "hints"), (self._watchdog, "watchdog")):
             threading.Thread(target=guarded(target), name=name, daemon=True).start()
         self.loop.run(result.owned)
@@ -262,6 +264,8 @@ def end_process(error: BaseException) -> None:
 
 def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float = 0.0) -> int:
     """Run one engine until SIGTERM. Returns the exit code; refusals are raised for the command line to print."""
+    phases = Phases()
+    phases.end("imports")
     registry = CollectorRegistry()
     worker: list[EngineWorker] = []
     stop = threading.Event()
@@ -277,10 +281,15 @@ def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float 
     signal.signal(signal.SIGINT, on_signal)
     with EngineHttp(settings, registry, lambda: worker[0].readiness() if worker else {"starting": "the model is being loaded"}):
         loaded = load(settings)
+        phases.end("model")
         opened = open_store(settings, role="engine", stop=stop)
         refuse_other_model(opened, settings.model, loaded.fingerprint)
-        worker.append(EngineWorker(settings, build_parts(settings, loaded, lock_wait=lock_wait), opened, registry))
+        phases.end("store")
+        parts = build_parts(settings, loaded, lock_wait=lock_wait)
+        phases.end("pools")
+        worker.append(EngineWorker(settings, parts, opened, registry))
+        phases.end("page_table")
         if stop.is_set():
             worker[0].stop()
-        worker[0].run(last_exit)
+        worker[0].run(last_exit, phases)
     return Exit.OK

@@ -1,5 +1,5 @@
 -- register: engine, incarnation, blame, seen incarnation, seen beat, boot id, model, pool id, then fields and values of the record.
--- The caller holds its pool's lock, so within one boot nobody else can be this engine (PROTOCOL.md 2).
+-- The caller holds the locks of its data directory (engine, and pool file if it has one; then pool id is not empty), so within one boot nobody else can be this engine (PROTOCOL.md 2).
 local engine, incarnation, blame = ARGV[3], ARGV[4], ARGV[5] == '1'
 local seen_incarnation, seen_beat, boot, model, pool = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local key = KEY.engine .. engine

@@ -277,6 +277,22 @@ class TestPages:
         engine.register("inc-3")
         assert store.pool_table("pool-engine-1") == {}
 
+    def test_a_life_without_a_pool_has_no_table_and_takes_the_old_one_away(self, store: JobStore, engine: EngineUnderTest):
+        engine.write(publish={1: PageEntry("a", 1)})
+        with_pool = engine.info
+        engine.info = replace(with_pool, pool_id="")
+        engine.register("inc-2")
+        submit(store)
+        engine.claim()
+        assert engine.commit("job-1", 5)
+        assert store.pool_table("") == store.pool_table("pool-engine-1") == {}
+        assert next(e for e in store.engines() if e.info.engine_id == "engine-1").info.pool_id == ""
+        engine.info = with_pool
+        engine.register("inc-3")
+        assert store.pool_table("pool-engine-1") == {}
+        engine.write(publish={2: PageEntry("b", 2)})
+        assert store.pool_table("pool-engine-1") == {2: PageEntry("b", 2)}
+
 
 class TestRegister:
     def test_reowns_at_once_with_a_higher_fence(self, store: JobStore, engine: EngineUnderTest):
