@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from benchmarks.harness import CHUNK, Subject, make_budget
-from engine.attention import ChunkCall
+from engine.calls import ChunkCall
 from engine.core import Engine
-from engine.runner import Ids, Int32s, ModelRunner, check_chunk
+from engine.module_runner import ModelRunner
+from engine.runner import Ids, Int32s, check_chunk
 
 
 class ContiguousRunner(ModelRunner):

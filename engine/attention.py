@@ -6,16 +6,14 @@ model, so runners share nothing.
 """
 
 import time
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from engine.calls import CallSlot, ChunkCall, DeviceCall, ObserveCall, RowsCall
+from engine.chunk_attention import causal_attention, plain_causal_attention
 from engine.errors import UnsupportedModel
 from engine.kernels.attention import attend_rows
 
@@ -41,72 +39,6 @@ _MEANINGLESS = frozenset(
         "position_embeddings",
     ]
 )
-
-
-@dataclass(frozen=True)
-class ChunkCall:
-    """A prompt chunk of one sequence: rows ``start .. start + n - 1``; rows at positions below ``store_from`` are in their
-    pages already."""
-
-    pool: torch.Tensor
-    page_size: int
-    pages: torch.Tensor
-    """int64: the pages of positions 0 .. end, in order."""
-    start: int
-    store_from: int
-
-
-@dataclass(frozen=True)
-class RowsCall:
-    """Generated rows of any sequences, packed; arguments of ``attend_rows``."""
-
-    pool: npt.NDArray[Any]
-    page_tables: npt.NDArray[np.int32]
-    row_sequence: npt.NDArray[np.int32]
-    positions: npt.NDArray[np.int32]
-    threads: int
-
-
-class DeviceCall(ABC):
-    """Rows on an accelerator, chunk or generated; ``cuda_forward`` has the one there is. It attends for itself, so that nothing of
-    CUDA is loaded where there is none."""
-
-    @abstractmethod
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        """Shapes as in ``paged_attention``."""
-
-
-@dataclass
-class ObserveCall:
-    """Plain causal attention over the call's own rows, noting what each layer hands over; for the checks at load."""
-
-    layers: list[int] = field(default_factory=list)
-    shapes: list[tuple[int, int, int]] = field(default_factory=list)
-    """Per layer: number of kv heads, head dim of keys, head dim of values."""
-    windows: list[int | None] = field(default_factory=list)
-
-
-class CallSlot:
-    """What the model is computing right now; ``None`` between calls and while transformers' own attention runs.
-
-    ``threads`` is the number of threads of the row kernels; ``attention_time`` [1] grows by the nanoseconds that attention took.
-    Not on an accelerator, where a call returns before its work is done.
-    """
-
-    __slots__ = ("attention_time", "call", "threads")
-
-    def __init__(self, threads: int) -> None:
-        self.call: ChunkCall | RowsCall | DeviceCall | ObserveCall | None = None
-        self.threads = threads
-        self.attention_time = np.zeros(1, np.int64)
-
-    @property
-    def attention_seconds(self) -> float:
-        return float(self.attention_time[0]) * 1e-9
-
-    @property
-    def in_rows(self) -> bool:
-        return type(self.call) is RowsCall
 
 
 def paged_attention(
@@ -141,7 +73,7 @@ def paged_attention(
         call.layers.append(_layer(module))
         call.shapes.append((key.shape[1], key.shape[3], value.shape[3]))
         call.windows.append(sliding_window)
-        return _sdpa(query, key, value, scale, 0), None
+        return plain_causal_attention(query, key, value, scale, 0), None
     raise RuntimeError("attention was called outside a runner's call")
 
 
@@ -206,31 +138,6 @@ def _attend_chunk(
         call.pool[pages, layer, 0, slots] = key[0, :, first - call.start :].transpose(0, 1).to(call.pool.dtype)
         call.pool[pages, layer, 1, slots] = value[0, :, first - call.start :].transpose(0, 1).to(call.pool.dtype)
     return causal_attention(call.pool, layer, call.pages, query, scale, call.start, end)
-
-
-def causal_attention(
-    pool: torch.Tensor, layer: int, pages: torch.Tensor, query: torch.Tensor, scale: float, start: int, end: int
-) -> torch.Tensor:
-    """Attention of a chunk's rows ``start .. end - 1`` over positions ``0 .. end - 1``, which are in ``pages`` (int64).
-
-    ``query`` float32 [1, num_heads, rows, head_dim] → [1, rows, num_heads, head_dim]. Keys and values always come from the pages,
-    never from the rows just computed: a restored prefix takes the very same path.
-    """
-    keys, values = (
-        pool[:, layer, kind].index_select(0, pages).flatten(0, 1)[:end].transpose(0, 1).unsqueeze(0).to(query.dtype)
-        for kind in (0, 1)
-    )
-    return _sdpa(query, keys, values, scale, start)
-
-
-def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, start: int) -> torch.Tensor:
-    """Causal attention of rows ``start ..`` over all of ``key``; its shapes, and so its bits, depend on the sequence alone."""
-    rows, end = query.shape[2], key.shape[2]
-    mask = torch.ones(rows, end, dtype=torch.bool).tril(start) if start else None
-    output = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-    )
-    return output.transpose(1, 2)
 
 
 AttentionInterface.register(NAME, paged_attention)

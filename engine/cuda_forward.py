@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from engine.attention import DeviceCall
+from engine.calls import DeviceCall
 from engine.model import LoadedModel
 
 #: ``varlen_attn`` or what keeps its contract

@@ -5,8 +5,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ import numpy as np
 import torch
 from llvmlite import binding
 
-from engine.attention import RowsCall
 from engine.kernels.attention import attend_rows
 from engine.pools import DTYPES, kernel_array
-from engine.rowwise import functional_rows
-from engine.runner import ModelRunner, Runner
+from engine.runner import Runner
 
 _PACKAGES = ("torch", "numba", "llvmlite", "numpy", "transformers")
 # They choose other code paths inside torch, MKL and oneDNN.
@@ -32,7 +29,7 @@ _ENVIRONMENT = (
     "ONEDNN_MAX_CPU_ISA",
     "DNNL_MAX_CPU_ISA",
 )
-_ROWS = 9
+ROWS = 9
 _GROUPS = (3, 8, 9)
 _CONTEXT = 5
 
@@ -89,24 +86,26 @@ def self_test(runner: Runner) -> list[str]:
     named (on a device a layer alone, outside its bucket, tells nothing).
     """
     problems = _end_to_end(runner)
-    if problems and isinstance(runner, ModelRunner):
-        problems += _differing_layers(runner)
+    if problems and runner.model.device == "cpu" and runner.model.module is not None:
+        from engine.differing_layers import differing_layers
+
+        problems += differing_layers(Trial(runner))
     if problems and runner.model.device == "cpu":
         problems += _differing_attention(runner)
     return problems
 
 
-class _Trial:
-    """Its own pages: ``_ROWS`` sequences of ``_CONTEXT`` generated rows each, and one more row to compute."""
+class Trial:
+    """Its own pages: ``ROWS`` sequences of ``_CONTEXT`` generated rows each, and one more row to compute."""
 
     def __init__(self, runner: Runner) -> None:
         model = runner.model
         self.pages_each = -(-(_CONTEXT + 1) // runner.page_size)
-        self.tables = np.arange(_ROWS * self.pages_each, dtype=np.int32).reshape(_ROWS, -1)
-        shape = (_ROWS * self.pages_each, *model.geometry(runner.page_size).page_shape)
+        self.tables = np.arange(ROWS * self.pages_each, dtype=np.int32).reshape(ROWS, -1)
+        shape = (ROWS * self.pages_each, *model.geometry(runner.page_size).page_shape)
         self.pool = torch.zeros(shape, dtype=DTYPES[model.kv_dtype], device=runner.pool.device)
         self.runner = runner.over(self.pool)
-        self.tokens = np.random.default_rng(1).integers(0, model.vocab_size, (_ROWS, _CONTEXT + 1))
+        self.tokens = np.random.default_rng(1).integers(0, model.vocab_size, (ROWS, _CONTEXT + 1))
 
     def run(self, sequences: np.ndarray[Any, Any], first: int, last: int) -> torch.Tensor:
         """Rows ``first .. last - 1`` of each of ``sequences`` in one call; logits of each one's last row."""
@@ -123,14 +122,14 @@ class _Trial:
 
 def _end_to_end(runner: Runner) -> list[str]:
     problems = []
-    trial = _Trial(runner)
-    everyone = np.arange(_ROWS)
+    trial = Trial(runner)
+    everyone = np.arange(ROWS)
     trial.run(everyone, 0, _CONTEXT)
     replayed = trial.pool.clone()
     for position in range(_CONTEXT):
         trial.run(everyone[:1], position, position + 1)
     if not torch.equal(replayed, trial.pool):
-        problems.append(f"{_CONTEXT} rows of {_ROWS} sequences in one call and one row at a time give different keys or values")
+        problems.append(f"{_CONTEXT} rows of {ROWS} sequences in one call and one row at a time give different keys or values")
     alone = torch.cat([trial.run(everyone[i : i + 1], _CONTEXT, _CONTEXT + 1) for i in everyone])
     pages = trial.pool.clone()
     for group in _GROUPS:
@@ -149,68 +148,13 @@ def _end_to_end(runner: Runner) -> list[str]:
     return problems
 
 
-def _differing_layers(runner: ModelRunner) -> list[str]:
-    """Each kind of innermost layer on the path, called again with one row of what it was called with."""
-    model, trial = runner.model, _Trial(runner)
-    seen: dict[tuple[Any, ...], tuple[str, Any, tuple[Any, ...], dict[str, Any], Any]] = {}
-
-    def record(name: str) -> Any:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            key = (
-                type(module),
-                *(tuple(a.shape) for a in args if isinstance(a, torch.Tensor)),
-                getattr(module, "out_features", None),
-            )
-            seen.setdefault(key, (name, module, args, kwargs, output))
-
-        return hook
-
-    leaves = [(name, part) for name, part in model.module.named_modules() if not any(True for _ in part.children())]
-    handles = [part.register_forward_hook(record(name), with_kwargs=True) for name, part in leaves]
-    trial.run(np.arange(_ROWS), 0, 1)
-    for handle in handles:
-        handle.remove()
-    problems = []
-    with _rows_call(trial):
-        for name, module, args, kwargs, output in seen.values():
-            for row in range(_ROWS):
-                alone = module(*(_only(a, row) for a in args), **{key: _only(a, row) for key, a in kwargs.items()})
-                if not _equal(alone, output, row):
-                    problems.append(f"{type(module).__name__} {name}: a row alone and among {_ROWS} differ")
-                    break
-    return problems
-
-
-@contextmanager
-def _rows_call(trial: _Trial) -> Iterator[None]:
-    model, zeros = trial.runner.model, np.zeros(1, np.int32)
-    with model.lock, torch.inference_mode(), functional_rows(model.functional_rows):
-        model.slot.call = RowsCall(kernel_array(trial.pool), trial.tables, zeros, zeros, model.threads)
-        try:
-            yield
-        finally:
-            model.slot.call = None
-
-
-def _only(value: Any, row: int) -> Any:
-    if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[:2] == (1, _ROWS):
-        return value[:, row : row + 1]
-    return value[row : row + 1] if isinstance(value, torch.Tensor) and value.shape[:1] == (_ROWS,) else value
-
-
-def _equal(alone: Any, together: Any, row: int) -> bool:
-    if isinstance(alone, tuple | list):
-        return all(_equal(a, b, row) for a, b in zip(alone, together, strict=True))
-    return not isinstance(alone, torch.Tensor) or torch.equal(alone, _only(together, row))
-
-
 def _differing_attention(runner: Runner) -> list[str]:
-    model, trial = runner.model, _Trial(runner)
+    model, trial = runner.model, Trial(runner)
     random = np.random.default_rng(2)
-    kv_shape = (_ROWS, model.num_kv_heads, model.head_dim)
+    kv_shape = (ROWS, model.num_kv_heads, model.head_dim)
     key, value = (random.standard_normal(kv_shape, dtype=np.float32) for _ in range(2))
     query = random.standard_normal(kv_shape, dtype=np.float32)
-    positions, sequences = np.full(_ROWS, _CONTEXT, np.int32), np.arange(_ROWS, dtype=np.int32)
+    positions, sequences = np.full(ROWS, _CONTEXT, np.int32), np.arange(ROWS, dtype=np.int32)
 
     def attend(rows: slice) -> np.ndarray[Any, Any]:
         output = np.empty_like(query[rows])
@@ -220,6 +164,6 @@ def _differing_attention(runner: Runner) -> list[str]:
         return output
 
     together = attend(slice(None))
-    if any(not np.array_equal(attend(slice(i, i + 1))[0], together[i]) for i in range(_ROWS)):
-        return [f"paged attention: a row alone and among {_ROWS} differ"]
+    if any(not np.array_equal(attend(slice(i, i + 1))[0], together[i]) for i in range(ROWS)):
+        return [f"paged attention: a row alone and among {ROWS} differ"]
     return []

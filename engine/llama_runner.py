@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention import causal_attention
+from engine.chunk_attention import causal_attention
 from engine.kernels.attention import attend
 from engine.kernels.jit import use_threads
 from engine.kernels.llama import Rows, begin_layer, compute_logits, embed_rows, end_layer, forward_rows

@@ -135,20 +135,22 @@ def _converted(source: Path, label: str) -> Path:
     """The safetensors folder made from the GGUF file ``source``; made once, atomically, whoever else is asking for it."""
     folder = cache_folder() / label
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f".{label}.lock")):
+    with locked(folder.with_name(f".{label}.lock")):
         if not folder.is_dir():
-            _build(folder, lambda scratch: _convert_gguf(source, scratch))
+            build_folder(folder, lambda scratch: _convert_gguf(source, scratch))
     return folder
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Alone with the lock file ``path``, among all processes."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _build(folder: Path, fill: Callable[[Path], None]) -> None:
+def build_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Make ``folder``, which is not there, by ``fill`` in a scratch folder beside it."""
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         fill(scratch)

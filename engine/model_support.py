@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.attention import ObserveCall
+from engine.calls import ObserveCall
 from engine.errors import UnsupportedModel
 
 # Named ahead of loading, so that nobody waits for gigabytes to hear it. (field, what the model needs)

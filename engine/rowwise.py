@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import activations
 from transformers.pytorch_utils import Conv1D
 
-from engine.attention import CallSlot, RowsCall
+from engine.calls import CallSlot, RowsCall
 from engine.kernels.activation import GELU, GELU_TANH, SILU, activate_rows
 from engine.kernels.panels import linear_panels, pack_new
 

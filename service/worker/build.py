@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
-from engine import exactness, model_source
+from engine import exactness, model_source, packed_weights
 from engine.geometry import PageGeometry
 from engine.model import LoadedModel, load_model
 from engine.pools import DevicePool, HostPool
@@ -47,7 +47,14 @@ def load(settings: Settings) -> Loaded:
     folder = model_source.resolve(settings.model)
     fingerprint = model_source.fingerprint(folder)
     threads = settings.threads or default_threads()
-    model = load_model(folder, weights=settings.weights, kv_dtype=settings.kv_dtype, threads=threads, device=settings.device)
+    model = load_model(
+        folder,
+        weights=settings.weights,
+        kv_dtype=settings.kv_dtype,
+        threads=threads,
+        device=settings.device,
+        packed=packed_weights.folder_for(fingerprint, settings.weights),
+    )
     tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return Loaded(model, fingerprint, tokenizer)
 

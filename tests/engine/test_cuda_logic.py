@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
-from engine.attention import NAME, SLOT_ATTRIBUTE, CallSlot, ObserveCall
+from engine.attention import NAME, SLOT_ATTRIBUTE
+from engine.calls import CallSlot, ObserveCall
 from engine.cuda_device import check_device, check_page_size
 from engine.cuda_forward import varlen_attention
 from engine.cuda_rows import RowBucket, Trial, agreeing, eager
@@ -24,7 +25,8 @@ from engine.errors import InvalidCall, UnsupportedModel
 from engine.exactness import arithmetic_fingerprint, self_test
 from engine.model import load_model
 from engine.model_support import refuse_by_config, refuse_by_observation
-from engine.runner import ModelRunner, make_runner
+from engine.module_runner import ModelRunner
+from engine.runner import make_runner
 from tests.tiny_models import VOCAB_SIZE, make_tiny_model
 
 PAGE_SIZE, CHUNK, BUCKETS = 4, 16, (4, 8, 16)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.attention import NAME, SLOT_ATTRIBUTE, CallSlot, ObserveCall, paged_attention
+from engine.attention import NAME, SLOT_ATTRIBUTE, paged_attention
+from engine.calls import CallSlot, ObserveCall
 from engine.errors import ModelFilesInvalid, ModelNotFound, UnsupportedModel
 from engine.model import load_model
 from engine.probe import eager_logits, probe_tokens, refuse_difference

@@ -1,0 +1,131 @@
+"""From transformers' module of a Llama-shaped model to the weights of the fused kernels."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from transformers import activations
+
+from engine.kernels.llama import Weights
+from engine.kernels.panels import FORMATS, WIDTH, num_panels, pack, unpack
+from engine.llama import LlamaWeights
+
+_F32 = npt.NDArray[np.float32]
+_SHAPED_LIKE_LLAMA = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+def is_llama_shaped(module: Any) -> bool:
+    """Whether ``pack_llama`` takes it."""
+    if type(module).__name__ not in _SHAPED_LIKE_LLAMA:
+        return False
+    for layer in module.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        plain = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        if any(type(linear) is not nn.Linear or linear.bias is not None for linear in plain):
+            return False
+        biases = [linear.bias is not None for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        if any(biases) != all(biases) or not isinstance(mlp.act_fn, nn.SiLU | activations.SiLUActivation):
+            return False
+    return module.get_output_embeddings().bias is None
+
+
+def pack_llama(module: Any, weights: str, threads: int) -> LlamaWeights:
+    """The weights of ``module`` in the number format ``weights`` (see ``panels.FORMATS``).
+
+    The module's own are set to what was kept of them, so that it stays the reference for our results.
+    """
+    layers, config = module.model.layers, module.config
+    count, hidden = len(layers), config.hidden_size
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    dim = layers[0].self_attn.head_dim
+    channels = config.intermediate_size
+    packer = _Packer(weights, threads)
+
+    qkv, qkv_scale = packer.room(count, (heads + 2 * kv_heads) * dim, hidden)
+    out, out_scale = packer.room(count, hidden, heads * dim)
+    pairs = num_panels(channels)
+    gate_up, gate_up_scale = packer.room(count, 2 * pairs * WIDTH, hidden)
+    down, down_scale = packer.room(count, hidden, channels)
+    for i, layer in enumerate(layers):
+        attention, mlp = layer.self_attn, layer.mlp
+        packer.pack([attention.q_proj, attention.k_proj, attention.v_proj], qkv[i], qkv_scale[i])
+        packer.pack([attention.o_proj], out[i], out_scale[i])
+        # Panels of gate and up alternate.
+        alternate, scales = gate_up[i].reshape(pairs, 2, hidden, WIDTH), gate_up_scale[i].reshape(pairs, 2, WIDTH)
+        for half, linear in enumerate((mlp.gate_proj, mlp.up_proj)):
+            panels, scale = packer.room(1, channels, hidden)
+            packer.pack([linear], panels[0], scale[0])
+            alternate[:, half], scales[:, half] = panels[0], scale[0].reshape(pairs, WIDTH)
+        packer.pack([mlp.down_proj], down[i], down_scale[i])
+
+    head_module, embedding_module = module.get_output_embeddings(), module.get_input_embeddings()
+    tied = embedding_module.weight is head_module.weight
+    (head,), (head_scale,) = packer.room(1, config.vocab_size, hidden)
+    packer.pack([head_module], head, head_scale)
+    if tied:
+        embedding, embedding_scale = head, head_scale
+        embedding_module.weight = head_module.weight
+    else:
+        (embedding,), (embedding_scale,) = packer.room(1, config.vocab_size, hidden)
+        packer.pack([embedding_module], embedding, embedding_scale)
+
+    def stacked(tensors: list[torch.Tensor | None]) -> _F32:
+        """[layers, n]; n is 0 where the model has none."""
+        return np.stack([np.empty(0, np.float32) if t is None else t.detach().float().numpy() for t in tensors])
+
+    def qkv_bias(attention: Any) -> torch.Tensor | None:
+        parts = [linear.bias for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        return None if parts[0] is None else torch.cat(parts)
+
+    rope = module.model.rotary_emb
+    return LlamaWeights(
+        weights=Weights(
+            qkv=qkv,
+            out=out,
+            gate_up=gate_up,
+            down=down,
+            head=head,
+            embedding=embedding,
+            qkv_scale=qkv_scale,
+            out_scale=out_scale,
+            gate_up_scale=gate_up_scale,
+            down_scale=down_scale,
+            head_scale=head_scale,
+            embedding_scale=embedding_scale,
+            qkv_bias=stacked([qkv_bias(layer.self_attn) for layer in layers]),
+            input_norm=stacked([layer.input_layernorm.weight for layer in layers]),
+            post_norm=stacked([layer.post_attention_layernorm.weight for layer in layers]),
+            final_norm=module.model.norm.weight.detach().float().numpy().copy(),
+            query_norm=stacked([_norm_weight(layer.self_attn, "q_norm") for layer in layers]),
+            key_norm=stacked([_norm_weight(layer.self_attn, "k_norm") for layer in layers]),
+        ),
+        inv_freq=rope.inv_freq.detach().float().numpy().copy(),
+        rope_scale=float(rope.attention_scaling),
+        epsilon=float(config.rms_norm_eps),
+        scaling=float(layers[0].self_attn.scaling),
+    )
+
+
+def _norm_weight(attention: Any, name: str) -> torch.Tensor | None:
+    norm = getattr(attention, name, None)
+    return None if norm is None else norm.weight
+
+
+class _Packer:
+    def __init__(self, weights: str, threads: int) -> None:
+        self._element, self._threads = FORMATS[weights], threads
+
+    def room(self, count: int, outputs: int, length: int) -> tuple[npt.NDArray[Any], _F32]:
+        """Empty panels [count, P, length, WIDTH] and their scales [count, P · WIDTH]."""
+        panels = num_panels(outputs)
+        return np.zeros((count, panels, length, WIDTH), self._element), np.ones((count, panels * WIDTH), np.float32)
+
+    def pack(self, linears: list[Any], panels: npt.NDArray[Any], scale: _F32) -> None:
+        """The rows of all ``linears``, one behind the other."""
+        weight = torch.cat([linear.weight.detach().float() for linear in linears]).contiguous()
+        pack(weight.numpy(), panels, scale, self._threads)
+        kept = torch.from_numpy(unpack(panels, scale, len(weight)))
+        for linear, part in zip(linears, torch.split(kept, [len(linear.weight) for linear in linears]), strict=True):
+            linear.weight = nn.Parameter(part.to(linear.weight.dtype), requires_grad=False)
