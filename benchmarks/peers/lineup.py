@@ -47,7 +47,7 @@ def make_entry(name: str, model: Path, shape: Shape, cores: list[int], environme
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # nobody else in the process that computes, and no second one
             "VLLM_NO_USAGE_STATS": "1",
-            "LD_PRELOAD": str(python.parents[1] / "lib" / "libiomp5.so"),  # as vLLM advises: 2 % at batch 1, 8 % at batch 32
+            "LD_PRELOAD": str(python.parents[1] / "lib" / "libiomp5.so"),  # as its start-up advises
         }
         return Entry((*command, str(model), threads), "vLLM, fp32", fp32, {**common, **own})
     if name == "llamacpp":
