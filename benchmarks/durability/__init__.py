@@ -1,0 +1,1 @@
+"""What durability costs and what it gives: ``python -m benchmarks.durability [--quick] [--sections throughput,kill]``."""

@@ -1,0 +1,96 @@
+"""From SIGKILL of the engine to the next token that a client sees, and where that time goes.
+
+Each trial is a service of its own, so that the supervisor starts the engine again at once, as after any first death. Afterwards the
+engine is killed once more with no jobs: that start is what a recovery cannot be shorter than.
+"""
+
+import asyncio
+import random
+import signal
+import statistics
+import time
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.durability.figures import Figure, Goal, Section
+from benchmarks.durability.setup import LogEvent, Options, does_not_fit, log_events, pages_for, service
+from benchmarks.durability.streams import Jobs
+from benchmarks.durability.timeline import PARTS, Recovery, recovery, start_seconds
+from chaos.cluster import Cluster
+from chaos.processes import wait_until
+
+GOAL = Goal("<=", 1.0)  #: seconds beyond the start of an engine without jobs
+_AFTER = 4  #: tokens of each job that are awaited behind the kill
+_ROOM = 400  #: tokens that a job may generate while others are still in their prompts
+_PATIENCE = 1800.0
+
+
+def measure(options: Options) -> Section:
+    rng = random.Random(options.seed)
+    figures: list[Figure] = []
+    notes: list[str] = []
+    raw: dict[str, Any] = {}
+    for jobs in options.kill_jobs:
+        device_pages = pages_for(jobs, options.kill_prompt + options.kill_generated + _ROOM)
+        host_pages = device_pages
+        if why := does_not_fit(options, device_pages, host_pages):
+            notes.append(f"{jobs} jobs were left out: {why}.")
+            continue
+        trials = [_trial(options, rng, jobs, device_pages, host_pages) for _ in range(options.kill_rounds)]
+        figures += _figures(jobs, trials)
+        raw[str(jobs)] = [asdict(trial) | {"idle_start": idle} for trial, idle in trials]
+    return Section(figures, raw, notes)
+
+
+def _figures(jobs: int, trials: list[tuple[Recovery, float]]) -> list[Figure]:
+    def median(values: list[float]) -> float:
+        return statistics.median(values)
+
+    name = f"{jobs} job{'s' if jobs > 1 else ''}"
+    parts = {part: median([trial.parts[part] for trial, _ in trials]) for part in PARTS}
+    return [
+        Figure(f"{name}: kill to the first client's next token", median([t.first for t, _ in trials]), "s"),
+        Figure(f"{name}: kill to the last client's next token", median([t.last for t, _ in trials]), "s"),
+        Figure(f"{name}: start of an engine without jobs", median([idle for _, idle in trials]), "s"),
+        Figure(f"{name}: beyond that start, first client", median([t.first - idle for t, idle in trials]), "s", GOAL),
+        Figure(f"{name}: beyond that start, last client", median([t.last - idle for t, idle in trials]), "s", GOAL),
+        *(Figure(f"{name}: of it, {part.replace('_', ' ')}", seconds, "s") for part, seconds in parts.items()),
+        Figure(f"{name}: until the last job had its pages", median([t.all_pages for t, _ in trials]), "s"),
+        Figure(f"{name}: pages restored", median([t.pages_restored for t, _ in trials]), "pages"),
+        Figure(f"{name}: tokens replayed", median([t.tokens_replayed for t, _ in trials]), "tokens"),
+    ]
+
+
+def _trial(options: Options, rng: random.Random, jobs: int, device_pages: int, host_pages: int) -> tuple[Recovery, float]:
+    """A recovery, and the seconds that the same engine then takes to start without jobs."""
+    prompts = options.prompts(rng, jobs, options.kill_prompt)
+    max_running = max(32, jobs)
+    with service(options, f"kill-{jobs}", device_pages=device_pages, host_pages=host_pages, max_running=max_running) as cluster:
+        killed_at, arrivals = asyncio.run(_kill_under_load(cluster, prompts, options.kill_generated))
+        found = recovery(_events(cluster), killed_at, arrivals)
+        wait_until(cluster.ready, 60.0, "a ready service", pause=0.1)
+        before = time.time()
+        dead = cluster.signal("engine", signal.SIGKILL)
+        cluster.wait_changed("engine", dead)
+        cluster.wait_ready()
+        return found, start_seconds(_events(cluster), before)
+
+
+async def _kill_under_load(cluster: Cluster, prompts: list[list[int]], generated: int) -> tuple[float, list[list[float]]]:
+    """When the engine was killed, and when the tokens of each job arrived."""
+    async with Jobs(cluster.url) as running:
+        streams = await running.start(prompts, generated + _ROOM)
+        await running.until(streams, [generated] * len(streams), _PATIENCE)
+        if any(stream.count >= generated + _ROOM - 2 * _AFTER for stream in streams):
+            raise SystemExit("a job ended before the kill: the prompts of the others took too long")
+        killed_at = time.time()
+        dead = cluster.signal("engine", signal.SIGKILL)
+        await asyncio.to_thread(cluster.wait_changed, "engine", dead)
+        # What the old engine had committed may still arrive: a step or two.
+        await running.until(streams, [stream.count + 2 + _AFTER for stream in streams], _PATIENCE)
+        await running.cancel(streams)
+        return killed_at, [list(stream.arrivals) for stream in streams]
+
+
+def _events(cluster: Cluster) -> list[LogEvent]:
+    return log_events((cluster.logs / "serve.log").read_text(errors="replace"))
