@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.durability.figures import Figure, Goal, Section
-from benchmarks.durability.setup import LogEvent, Options, does_not_fit, log_events, pages_for, service
+from benchmarks.durability.setup import MAX_STEP_TOKENS, LogEvent, Options, does_not_fit, log_events, pages_for, service
 from benchmarks.durability.streams import Jobs
 from benchmarks.durability.timeline import PARTS, Recovery, recovery, start_seconds
 from chaos.cluster import Cluster
@@ -21,7 +21,7 @@ from chaos.processes import wait_until
 
 GOAL = Goal("<=", 1.0)  #: seconds beyond the start of an engine without jobs
 _AFTER = 4  #: tokens of each job that are awaited behind the kill
-_ROOM = 400  #: tokens that a job may generate while others are still in their prompts
+_STEPS = 64  #: that a job may take beyond those in which the others' prompts are computed
 _PATIENCE = 1800.0
 
 
@@ -31,7 +31,8 @@ def measure(options: Options) -> Section:
     notes: list[str] = []
     raw: dict[str, Any] = {}
     for jobs in options.kill_jobs:
-        device_pages = pages_for(jobs, options.kill_prompt + options.kill_generated + _ROOM)
+        max_tokens = most_tokens(options, jobs)
+        device_pages = pages_for(jobs, options.kill_prompt + max_tokens)
         host_pages = device_pages
         if why := does_not_fit(options, device_pages, host_pages):
             notes.append(f"{jobs} jobs were left out: {why}.")
@@ -40,6 +41,12 @@ def measure(options: Options) -> Section:
         figures += _figures(jobs, trials)
         raw[str(jobs)] = [asdict(trial) | {"idle_start": idle} for trial, idle in trials]
     return Section(figures, raw, notes)
+
+
+def most_tokens(options: Options, jobs: int) -> int:
+    """``max_tokens`` with which the first job still generates when the last one has what it shall have at the kill: one token in
+    each step that computes prompts of others."""
+    return jobs * options.kill_prompt // MAX_STEP_TOKENS + options.kill_generated + _STEPS
 
 
 def _figures(jobs: int, trials: list[tuple[Recovery, float]]) -> list[Figure]:
@@ -54,6 +61,7 @@ def _figures(jobs: int, trials: list[tuple[Recovery, float]]) -> list[Figure]:
         Figure(f"{name}: start of an engine without jobs", median([idle for _, idle in trials]), "s"),
         Figure(f"{name}: beyond that start, first client", median([t.first - idle for t, idle in trials]), "s", GOAL),
         Figure(f"{name}: beyond that start, last client", median([t.last - idle for t, idle in trials]), "s", GOAL),
+        Figure(f"{name}: beyond its own start, last client", median([t.last - t.start for t, _ in trials]), "s"),
         *(Figure(f"{name}: of it, {part.replace('_', ' ')}", seconds, "s") for part, seconds in parts.items()),
         Figure(f"{name}: until the last job had its pages", median([t.all_pages for t, _ in trials]), "s"),
         Figure(f"{name}: pages restored", median([t.pages_restored for t, _ in trials]), "pages"),
@@ -66,7 +74,7 @@ def _trial(options: Options, rng: random.Random, jobs: int, device_pages: int, h
     prompts = options.prompts(rng, jobs, options.kill_prompt)
     max_running = max(32, jobs)
     with service(options, f"kill-{jobs}", device_pages=device_pages, host_pages=host_pages, max_running=max_running) as cluster:
-        killed_at, arrivals = asyncio.run(_kill_under_load(cluster, prompts, options.kill_generated))
+        killed_at, arrivals = asyncio.run(_kill_under_load(cluster, prompts, options.kill_generated, most_tokens(options, jobs)))
         found = recovery(_events(cluster), killed_at, arrivals)
         wait_until(cluster.ready, 60.0, "a ready service", pause=0.1)
         before = time.time()
@@ -76,12 +84,14 @@ def _trial(options: Options, rng: random.Random, jobs: int, device_pages: int, h
         return found, start_seconds(_events(cluster), before)
 
 
-async def _kill_under_load(cluster: Cluster, prompts: list[list[int]], generated: int) -> tuple[float, list[list[float]]]:
+async def _kill_under_load(
+    cluster: Cluster, prompts: list[list[int]], generated: int, max_tokens: int
+) -> tuple[float, list[list[float]]]:
     """When the engine was killed, and when the tokens of each job arrived."""
     async with Jobs(cluster.url) as running:
-        streams = await running.start(prompts, generated + _ROOM)
+        streams = await running.start(prompts, max_tokens)
         await running.until(streams, [generated] * len(streams), _PATIENCE)
-        if any(stream.count >= generated + _ROOM - 2 * _AFTER for stream in streams):
+        if any(stream.count >= max_tokens - 4 * _AFTER for stream in streams):
             raise SystemExit("a job ended before the kill: the prompts of the others took too long")
         killed_at = time.time()
         dead = cluster.signal("engine", signal.SIGKILL)

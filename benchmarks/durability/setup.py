@@ -20,7 +20,8 @@ from engine.threads import default_threads
 from service.model_size import model_size
 
 MIB = 1 << 20
-_SPARE_MEMORY, _SPARE_DISK = 3 << 30, 4 << 30  #: bytes left to everybody else
+MAX_STEP_TOKENS = 2 * CHUNK  #: prompt tokens of one step, as the service has it by default
+_SPARE_MEMORY, _SPARE_DISK = 2 << 30, 4 << 30  #: bytes left to everybody else
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Options:
 
 def pages_for(jobs: int, tokens: int) -> int:
     """Device pages with which that many jobs of that many tokens run at once and nobody is preempted."""
-    return jobs * (-(-tokens // PAGE_SIZE) + 4) + 64
+    return jobs * (-(-tokens // PAGE_SIZE) + 3) + 64
 
 
 @contextmanager
@@ -68,7 +69,7 @@ def service(options: Options, name: str, *, device_pages: int, host_pages: int, 
     """The real service with its default settings, ready; its folder is removed behind it."""
     settings = {
         "prefill_chunk": str(CHUNK),
-        "max_step_tokens": str(2 * CHUNK),
+        "max_step_tokens": str(MAX_STEP_TOKENS),
         "max_running": str(max_running),
         "threads": str(default_threads()),
         "lease_seconds": "10",
