@@ -1,4 +1,4 @@
-"""The ``Runner`` of Llama-shaped models on the CPU: one call of one kernel computes all generated rows."""
+"""The ``Runner`` of Llama-shaped models on the CPU: a call is one call of one kernel."""
 
 from typing import Any
 
@@ -6,10 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.chunk_attention import causal_attention
-from engine.kernels.attention import attend
 from engine.kernels.jit import use_threads
-from engine.kernels.llama import Rows, begin_layer, compute_logits, embed_rows, end_layer, forward_rows
+from engine.kernels.llama import Rows, forward
 from engine.llama import LlamaWeights
 from engine.model import LoadedModel
 from engine.pools import kernel_array
@@ -19,7 +17,7 @@ _F32 = npt.NDArray[np.float32]
 
 
 class LlamaRunner:
-    """Prompt chunks go through the same kernels layer by layer, with torch's attention between. Made by ``make_runner``."""
+    """Chunks and generated rows differ in their attention only. Made by ``make_runner``."""
 
     device_facts = None
 
@@ -41,59 +39,46 @@ class LlamaRunner:
     ) -> torch.Tensor:
         """See ``Runner``."""
         check_rows(self, token_ids, positions, page_tables, row_sequence)
+        return self._forward(token_ids, positions, page_tables, row_sequence, logits_rows, 0, is_chunk=False)
+
+    def run_chunk(self, token_ids: Ids, start: int, page_table: Int32s, store_from: int, want_logits: bool) -> torch.Tensor | None:
+        """See ``Runner``."""
+        end = check_chunk(self, token_ids, start, page_table)
+        positions = np.arange(start, end, dtype=np.int32)
+        wanted = np.array([end - start - 1] if want_logits else [], np.int32)
+        logits = self._forward(token_ids, positions, page_table[None], np.zeros_like(positions), wanted, store_from, is_chunk=True)
+        return logits[0] if want_logits else None
+
+    def _forward(
+        self,
+        token_ids: Ids,
+        positions: Int32s,
+        page_tables: Int32s,
+        row_sequence: Int32s,
+        wanted: Int32s,
+        store_from: int,
+        *,
+        is_chunk: bool,
+    ) -> torch.Tensor:
         model = self.model
-        logits = np.empty((len(logits_rows), model.vocab_size), np.float32)
+        logits = np.empty((len(wanted), model.vocab_size), np.float32)
         with model.lock:
             use_threads(model.threads)
-            forward_rows(
+            forward(
                 np.ascontiguousarray(token_ids, np.int64),
-                np.ascontiguousarray(logits_rows, np.int32),
+                np.ascontiguousarray(wanted, np.int32),
                 self._llama.weights,
                 self._space.rows(positions, page_tables, row_sequence),
                 self._epsilon,
                 self._scaling,
                 self._pool_array,
+                store_from,
+                is_chunk,
                 logits,
                 model.slot.attention_time,
                 model.threads,
             )
         return torch.from_numpy(logits)
-
-    def run_chunk(self, token_ids: Ids, start: int, page_table: Int32s, store_from: int, want_logits: bool) -> torch.Tensor | None:
-        """See ``Runner``."""
-        end = check_chunk(self, token_ids, start, page_table)
-        model, weights, epsilon = self.model, self._llama.weights, self._epsilon
-        table = page_table[: -(-end // self.page_size)]
-        pages = torch.from_numpy(table.astype(np.int64))
-        last = model.num_layers - 1
-        with model.lock, torch.inference_mode():
-            use_threads(model.threads)
-            rows = self._space.rows(np.arange(start, end, dtype=np.int32), table[None], np.zeros(len(token_ids), np.int32))
-            embed_rows(np.ascontiguousarray(token_ids, np.int64), weights, rows.hidden)
-            for layer in range(model.num_layers):
-                begin_layer(layer, weights, rows, epsilon, self._pool_array, store_from, model.threads)
-                if layer < last:
-                    self._attend_chunk(layer, rows, pages, start, end)
-                    end_layer(layer, weights, rows, epsilon, model.threads)
-            # Of the last layer nothing is wanted but its keys and values, and one row.
-            return self._logits_of_last(last, rows) if want_logits else None
-
-    def _attend_chunk(self, layer: int, rows: Rows, pages: torch.Tensor, start: int, end: int) -> None:
-        query = torch.from_numpy(rows.query).view(1, end - start, -1, self.model.head_dim)
-        output = causal_attention(self.pool, layer, pages, query.transpose(1, 2), float(self._scaling), start, end)
-        torch.from_numpy(rows.attended).view(output.shape).copy_(output)
-
-    def _logits_of_last(self, layer: int, rows: Rows) -> torch.Tensor:
-        row = Rows(*(array if name == "page_tables" else array[-1:] for name, array in rows._asdict().items()))
-        weights, threads = self._llama.weights, self.model.threads
-        query, attended = row.query.reshape(-1), row.attended.reshape(-1)
-        heads = query.size // self.model.head_dim
-        tables, sequence = row.page_tables, row.row_sequence
-        attend(query, heads, self._pool_array, layer, tables, sequence, row.positions, self._scaling, attended, threads)
-        end_layer(layer, weights, row, self._epsilon, threads)
-        logits = np.empty((1, self.model.vocab_size), np.float32)
-        compute_logits(np.zeros(1, np.int32), weights, row, self._epsilon, logits, threads)
-        return torch.from_numpy(logits[0])
 
 
 class _Space:

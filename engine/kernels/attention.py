@@ -6,9 +6,24 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from engine.kernels.activation import exp
-from engine.kernels.jit import F32, I32, inline, kernel
-from engine.kernels.vector import LANES, fma, load_element, make_dots, make_weighted_sums, store_element, take
+from engine.kernels.jit import F32, I32, I64, inline, kernel
+from engine.kernels.panels import WIDTH, multiply_panel, num_panels
+from engine.kernels.team import CELLS, done, take, wait
+from engine.kernels.vector import (
+    LANES,
+    exp_all,
+    fma,
+    largest,
+    load_element,
+    make_dots,
+    make_weighted_sums,
+    multiply_all,
+    store_element,
+    total,
+)
+
+_BLOCK = 64  #: rows of a chunk that share one turning of the keys
+_TOGETHER = 8  #: rows of a chunk whose scores are computed together
 
 Pool = npt.NDArray[Any]
 """[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim] of float32, uint16 (bfloat16) or int16 (float16)."""
@@ -75,37 +90,73 @@ def attend(
 ) -> None:
     """Each row over its sequence's slots 0 .. its own position, which are all written; see ``attend_rows``. ``query`` and
     ``output`` are flat [N, num_heads, head_dim]."""
-    num_rows, num_kv_heads, head_dim = positions.size, pool.shape[4], pool.shape[5]
+    flat_pool, shape = pool.reshape(-1), pool.shape
+    cells = np.zeros(CELLS, np.int64)
+    longest = positions.max() + 1
+    for _ in numba.prange(threads):
+        weights = np.empty(num_heads * longest, np.float32)
+        attend_phase(
+            cells,
+            0,
+            query,
+            num_heads,
+            flat_pool,
+            shape,
+            layer,
+            page_tables,
+            row_sequence,
+            positions,
+            scaling,
+            output,
+            weights,
+            threads,
+        )
+
+
+@inline
+def attend_phase(
+    cells: I64,
+    phase: int,
+    query: F32,
+    num_heads: int,
+    pool: Pool,
+    shape: tuple[int, int, int, int, int, int],
+    layer: int,
+    page_tables: I32,
+    row_sequence: I32,
+    positions: I32,
+    scaling: np.float32,
+    output: F32,
+    weights: F32,
+    threads: int,
+) -> None:
+    """One phase, an item for each row, or for each kv head of one. ``weights`` [num_heads · longest] is the thread's own."""
+    num_rows, num_kv_heads, head_dim = positions.size, shape[4], shape[5]
     group = num_heads // num_kv_heads
-    longest = 0
-    for row in range(num_rows):
-        longest = max(longest, positions[row] + 1)
-    flat_pool = pool.reshape(-1)
     # A row's heads lie side by side in each slot: one thread reads them together, unless rows are fewer than threads.
     heads_each = num_kv_heads if num_rows >= threads else 1
     items_each = num_kv_heads // heads_each
-    counter = np.zeros(1, np.int64)
-    for _ in numba.prange(threads):
-        weights = np.empty(heads_each * group * longest, np.float32)
-        item = take(counter, 0)
-        while item < num_rows * items_each:
-            row, first_head = item // items_each, item % items_each * heads_each
-            _attend(
-                query,
-                flat_pool,
-                pool.shape,
-                layer,
-                first_head,
-                heads_each,
-                page_tables[row_sequence[row]],
-                positions[row] + 1,
-                scaling,
-                weights,
-                output,
-                (row * num_heads + first_head * group) * head_dim,
-                group,
-            )
-            item = take(counter, 0)
+    item = take(cells, phase)
+    while item < num_rows * items_each:
+        row, first_head = item // items_each, item % items_each * heads_each
+        _attend(
+            query,
+            pool,
+            shape,
+            layer,
+            first_head,
+            heads_each,
+            page_tables[row_sequence[row]],
+            positions[row] + 1,
+            scaling,
+            weights,
+            output,
+            (row * num_heads + first_head * group) * head_dim,
+            group,
+        )
+        done(cells, phase)
+        item = take(cells, phase)
+    wait(cells, phase, num_rows * items_each)
 
 
 @inline
@@ -149,7 +200,7 @@ def _attend(
                 group,
             )
     for head in range(num_heads * group):
-        _softmax(weights, head * length, length, scaling)
+        softmax(weights, head * length, length, scaling)
     for i in range(at, at + num_heads * group * head_dim):
         output[i] = np.float32(0.0)
     for index in range(num_pages):
@@ -158,7 +209,7 @@ def _attend(
         count = min(page_size, length - first)
         for head in range(num_heads):
             heads = head * group
-            _mix(
+            mix(
                 weights,
                 heads * length + first,
                 length,
@@ -198,32 +249,14 @@ def _scores(
 
 
 @inline
-def _softmax(weights: F32, at: int, length: int, scaling: np.float32) -> None:
-    """In place, over ``weights[at : at + length] * scaling``. The sum is taken in four lanes."""
-    largest = np.float32(-np.inf)
-    for i in range(at, at + length):
-        scaled = weights[i] * scaling
-        weights[i] = scaled
-        largest = max(largest, scaled)
-    for i in range(at, at + length):
-        weights[i] = exp(weights[i] - largest)
-    s0 = s1 = s2 = s3 = np.float32(0.0)
-    whole = at + (length & ~3)
-    for i in range(at, whole, 4):
-        s0 += weights[i]
-        s1 += weights[i + 1]
-        s2 += weights[i + 2]
-        s3 += weights[i + 3]
-    total = (s0 + s1) + (s2 + s3)
-    for i in range(whole, at + length):
-        total += weights[i]
-    inverse = np.float32(1.0) / total
-    for i in range(at, at + length):
-        weights[i] *= inverse
+def softmax(weights: F32, at: int, length: int, scaling: np.float32) -> None:
+    """In place, over ``weights[at : at + length] · scaling``; ``scaling`` is positive."""
+    exp_all(weights, at, length, largest(weights, at, length), scaling)
+    multiply_all(weights, at, length, np.float32(1.0) / total(weights, at, length))
 
 
 @inline
-def _mix(
+def mix(
     p: F32, p_first: int, length: int, v: Pool, v_at: int, stride: int, count: int, y: F32, y_at: int, dim: int, group: int
 ) -> None:
     """Add one page's values, weighted, to the output of each head; slots in order."""
@@ -248,9 +281,140 @@ def _mix(
                 _sums_1x1(p, p_at + h * length, length, v, v_at + rest, stride, count, y, at + h * dim + rest, dim)
                 rest += LANES
             while rest < dim:
-                total = y[at + h * dim + rest]
+                summed = y[at + h * dim + rest]
                 for slot in range(count):
-                    total = fma(p[p_at + h * length + slot], load_element(v, v_at + slot * stride + rest), total)
-                y[at + h * dim + rest] = total
+                    summed = fma(p[p_at + h * length + slot], load_element(v, v_at + slot * stride + rest), summed)
+                y[at + h * dim + rest] = summed
                 rest += 1
         head += together
+
+
+@inline
+def chunk_scratch(num_heads: int, shape: tuple[int, int, int, int, int, int], longest: int) -> int:
+    """float32 that a thread needs for ``attend_chunk_phase`` over ``longest`` positions."""
+    group, head_dim = num_heads // shape[4], shape[5]
+    return (head_dim + _TOGETHER * group) * num_panels(longest) * WIDTH + 2 * _TOGETHER * group * head_dim
+
+
+@inline
+def attend_chunk_phase(
+    cells: I64,
+    phase: int,
+    query: F32,
+    num_heads: int,
+    pool: Pool,
+    shape: tuple[int, int, int, int, int, int],
+    layer: int,
+    page_table: I32,
+    start: int,
+    num_rows: int,
+    scaling: np.float32,
+    output: F32,
+    scratch: F32,
+) -> None:
+    """A prompt chunk's rows ``start .. start + num_rows - 1`` over positions 0 .. their own, which are all in the pool: one phase,
+    an item for each kv head of each block of rows. ``scratch``: the thread's own, ``chunk_scratch`` of it.
+
+    The keys of a block are turned into panels, so that scores are products like any other. Sums are taken in another order than by
+    ``attend_phase``, which reads keys where they lie.
+    """
+    num_kv_heads, head_dim = shape[4], shape[5]
+    group = num_heads // num_kv_heads
+    blocks = (num_rows + _BLOCK - 1) // _BLOCK
+    item = take(cells, phase)
+    while item < blocks * num_kv_heads:
+        # The last block first: it reads the most, and whoever took it last would keep the others waiting.
+        first = (blocks - 1 - item // num_kv_heads) * _BLOCK
+        kv_head = item % num_kv_heads
+        last = min(num_rows, first + _BLOCK)
+        keys = num_panels(start + last) * WIDTH * head_dim
+        _turn_keys(pool, shape, layer, kv_head, page_table, start + last, scratch)
+        for row in range(first, last, _TOGETHER):
+            _attend_together(
+                query,
+                num_heads,
+                group,
+                pool,
+                shape,
+                layer,
+                kv_head,
+                page_table,
+                start + row,
+                row,
+                min(_TOGETHER, last - row),
+                scaling,
+                output,
+                scratch,
+                keys,
+            )
+        done(cells, phase)
+        item = take(cells, phase)
+    wait(cells, phase, blocks * num_kv_heads)
+
+
+@inline
+def _turn_keys(
+    pool: Pool, shape: tuple[int, int, int, int, int, int], layer: int, kv_head: int, page_table: I32, length: int, panels: F32
+) -> None:
+    """One kv head's keys of positions 0 .. length - 1 as panels of 32 positions, [head_dim, WIDTH] each; zeros behind the last."""
+    head_dim = shape[5]
+    for position in range(num_panels(length) * WIDTH):
+        at = position // WIDTH * head_dim * WIDTH + position % WIDTH
+        if position < length:
+            source = slot_offset(shape, layer, page_table, position) + kv_head * head_dim
+            for d in range(head_dim):
+                panels[at + d * WIDTH] = load_element(pool, source + d)
+        else:
+            for d in range(head_dim):
+                panels[at + d * WIDTH] = np.float32(0.0)
+
+
+@inline
+def _attend_together(
+    query: F32,
+    num_heads: int,
+    group: int,
+    pool: Pool,
+    shape: tuple[int, int, int, int, int, int],
+    layer: int,
+    kv_head: int,
+    page_table: I32,
+    position: int,
+    row: int,
+    count: int,
+    scaling: np.float32,
+    output: F32,
+    scratch: F32,
+    keys: int,
+) -> None:
+    """Rows ``row .. row + count - 1``, of which the first is at ``position``. The keys' panels fill ``scratch[:keys]``."""
+    page_size, stride, head_dim = shape[3], shape[4] * shape[5], shape[5]
+    vectors, length = count * group, position + count
+    panels = num_panels(length)
+    wide = panels * WIDTH
+    ones = np.ones(WIDTH, np.float32)
+    scores, queries = keys, keys + vectors * wide
+    mixed = queries + vectors * head_dim
+    for r in range(count):
+        source = ((row + r) * num_heads + kv_head * group) * head_dim
+        for i in range(group * head_dim):
+            scratch[queries + r * group * head_dim + i] = query[source + i]
+    for panel in range(panels):
+        at = scores + panel * WIDTH
+        multiply_panel(scratch, queries, head_dim, vectors, scratch, panel * head_dim * WIDTH, ones, 0, scratch, at, wide, False)
+    for r in range(count):
+        seen = position + r + 1
+        for head in range(group):
+            at = scores + (r * group + head) * wide
+            softmax(scratch, at, seen, scaling)
+            for i in range(at + seen, at + length):
+                scratch[i] = np.float32(0.0)
+    for i in range(mixed, mixed + vectors * head_dim):
+        scratch[i] = np.float32(0.0)
+    for first in range(0, length, page_size):
+        values = slot_offset(shape, layer, page_table, first) + page_size * stride + kv_head * head_dim
+        mix(scratch, scores + first, wide, pool, values, stride, min(page_size, length - first), scratch, mixed, head_dim, vectors)
+    for r in range(count):
+        target = ((row + r) * num_heads + kv_head * group) * head_dim
+        for i in range(group * head_dim):
+            output[target + i] = scratch[mixed + r * group * head_dim + i]

@@ -1,11 +1,8 @@
-"""A Llama-shaped model's forward pass over generated rows, in one call.
+"""A Llama-shaped model's forward pass over any rows, in one call of one kernel.
 
-A layer is six parallel regions: norm, QKV product, rotary embedding with the KV write, attention, output product with its residual,
-norm, gate and up products with SiLU, down product with its residual. Between regions all threads meet; within one they take panels,
-or rows, as they come free. Every result is computed by one thread in one order (``panels``, ``attention``), so a row's bits depend
-neither on the rows beside it nor on the threads.
-
-Prompt chunks use the same pieces, but for attention, which torch computes there.
+A layer is eight phases (``team``): norm, QKV product, rotary embedding with the KV write, attention, output product with its
+residual, norm, gate and up products with SiLU, down product with its residual. Every result is computed by one thread in one order
+(``panels``, ``attention``), so a row's bits depend neither on the rows beside it nor on the threads.
 """
 
 from typing import Any, NamedTuple
@@ -14,18 +11,16 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from engine.kernels.activation import silu
-from engine.kernels.attention import Pool, attend, slot_offset
+from engine.kernels.attention import Pool, attend_chunk_phase, attend_phase, chunk_scratch, slot_offset
 from engine.kernels.jit import F32, I32, I64, inline, kernel
-from engine.kernels.panels import WIDTH, add_linear_panels, embed, linear_panels, panel_sums
-from engine.kernels.vector import make_dots, nanoseconds, store_element, take
+from engine.kernels.panels import WIDTH, Panels, embed, multiply_panel, num_panels, project
+from engine.kernels.team import CELLS, done, take, wait
+from engine.kernels.vector import gate_all, make_dots, nanoseconds, store_element
 
 _dots_1x1 = make_dots(1, 1)
-_SERIAL = 1 << 14  #: elements that one thread handles sooner than several meet
+_ROWS_EACH = 4  #: rows of an item of the phases that go by rows
+_PHASES = 8  #: of a layer
 _ONE = np.float32(1.0)
-
-
-# Kernels that take a tuple are not parallel: inside a prange, numba writes to copies of a tuple's arrays.
 
 
 class Weights(NamedTuple):
@@ -72,16 +67,19 @@ class Rows(NamedTuple):
     channels: F32  #: [N, intermediate]
 
 
-@kernel(parallel=True)
-def rms_norm(x: F32, gain: F32, epsilon: np.float32, y: F32, threads: int) -> None:
+@inline
+def norm_phase(cells: I64, phase: int, x: F32, gain: F32, epsilon: np.float32, y: F32, square: F32) -> None:
     """``y = x / sqrt(mean(x²) + epsilon) · gain`` for each row of ``x`` [N, hidden] (Zhang & Sennrich 2019)."""
     num_rows, length = x.shape
     flat, out = x.reshape(-1), y.reshape(-1)
-    together = threads if x.size > _SERIAL else 1
-    for thread in numba.prange(together):
-        square = np.empty(1, np.float32)
-        for row in range(num_rows * thread // together, num_rows * (thread + 1) // together):
+    items = (num_rows + _ROWS_EACH - 1) // _ROWS_EACH
+    item = take(cells, phase)
+    while item < items:
+        for row in range(item * _ROWS_EACH, min(num_rows, (item + 1) * _ROWS_EACH)):
             _norm(flat, row * length, length, gain, epsilon, out, row * length, square)
+        done(cells, phase)
+        item = take(cells, phase)
+    wait(cells, phase, items)
 
 
 @inline
@@ -92,8 +90,10 @@ def _norm(x: F32, at: int, length: int, gain: F32, epsilon: np.float32, y: F32, 
         y[y_at + k] = x[at + k] * inverse * gain[k]
 
 
-@kernel(parallel=True)
-def rotate_and_store(
+@inline
+def rotate_phase(
+    cells: I64,
+    phase: int,
     layer: int,
     qkv: F32,
     query_norm: F32,
@@ -103,125 +103,125 @@ def rotate_and_store(
     sin: F32,
     query: F32,
     pool: Pool,
+    shape: tuple[int, int, int, int, int, int],
     page_tables: I32,
     row_sequence: I32,
     positions: I32,
     store_from: int,
-    threads: int,
+    square: F32,
 ) -> None:
     """Rotary embedding (Su et al. 2021, halves paired as in transformers) of queries into ``query`` and of keys into the pool,
-    values as they are. Rows at positions below ``store_from`` are in the pool already. Arguments as in ``Weights`` and ``Rows``.
+    values as they are. Rows at positions below ``store_from`` are in the pool already. Arguments as in ``Weights`` and ``Rows``;
+    ``pool`` flat.
     """
-    num_rows, dim = positions.size, pool.shape[5]
-    heads, kv_heads, half = query.shape[1] // dim, pool.shape[4], dim // 2
-    flat_pool = pool.reshape(-1)
-    together = threads if qkv.size > _SERIAL else 1
-    for thread in numba.prange(together):
-        square = np.empty(1, np.float32)
-        for row in range(num_rows * thread // together, num_rows * (thread + 1) // together):
-            x = qkv[row]
-            if query_norm.size > 0:
-                for head in range(heads):
-                    _norm(x, head * dim, dim, query_norm, epsilon, x, head * dim, square)
-                for head in range(heads, heads + kv_heads):
-                    _norm(x, head * dim, dim, key_norm, epsilon, x, head * dim, square)
-            for head in range(heads):
-                for d in range(half):
-                    low, high = x[head * dim + d], x[head * dim + half + d]
-                    query[row, head * dim + d] = low * cos[row, d] - high * sin[row, d]
-                    query[row, head * dim + half + d] = high * cos[row, d] + low * sin[row, d]
-            if positions[row] < store_from:
-                continue
-            keys = slot_offset(pool.shape, layer, page_tables[row_sequence[row]], positions[row])
-            values = keys + pool.shape[3] * kv_heads * dim
-            for head in range(kv_heads):
-                source = (heads + head) * dim
-                for d in range(half):
-                    low, high = x[source + d], x[source + half + d]
-                    store_element(flat_pool, keys + head * dim + d, low * cos[row, d] - high * sin[row, d])
-                    store_element(flat_pool, keys + head * dim + half + d, high * cos[row, d] + low * sin[row, d])
-            for i in range(kv_heads * dim):
-                store_element(flat_pool, values + i, x[(heads + kv_heads) * dim + i])
+    items = (positions.size + _ROWS_EACH - 1) // _ROWS_EACH
+    item = take(cells, phase)
+    while item < items:
+        for row in range(item * _ROWS_EACH, min(positions.size, (item + 1) * _ROWS_EACH)):
+            _rotate(
+                layer,
+                qkv[row],
+                query_norm,
+                key_norm,
+                epsilon,
+                cos[row],
+                sin[row],
+                query[row],
+                pool,
+                shape,
+                page_tables[row_sequence[row]],
+                positions[row],
+                positions[row] >= store_from,
+                square,
+            )
+        done(cells, phase)
+        item = take(cells, phase)
+    wait(cells, phase, items)
+
+
+@inline
+def _rotate(
+    layer: int,
+    x: F32,
+    query_norm: F32,
+    key_norm: F32,
+    epsilon: np.float32,
+    cos: F32,
+    sin: F32,
+    query: F32,
+    pool: Pool,
+    shape: tuple[int, int, int, int, int, int],
+    page_table: I32,
+    position: int,
+    store: bool,
+    square: F32,
+) -> None:
+    kv_heads, dim = shape[4], shape[5]
+    heads, half = query.size // dim, dim // 2
+    if query_norm.size > 0:
+        for head in range(heads):
+            _norm(x, head * dim, dim, query_norm, epsilon, x, head * dim, square)
+        for head in range(heads, heads + kv_heads):
+            _norm(x, head * dim, dim, key_norm, epsilon, x, head * dim, square)
+    for head in range(heads):
+        for d in range(half):
+            low, high = x[head * dim + d], x[head * dim + half + d]
+            query[head * dim + d] = low * cos[d] - high * sin[d]
+            query[head * dim + half + d] = high * cos[d] + low * sin[d]
+    if not store:
+        return
+    keys = slot_offset(shape, layer, page_table, position)
+    values = keys + shape[3] * kv_heads * dim
+    for head in range(kv_heads):
+        source = (heads + head) * dim
+        for d in range(half):
+            low, high = x[source + d], x[source + half + d]
+            store_element(pool, keys + head * dim + d, low * cos[d] - high * sin[d])
+            store_element(pool, keys + head * dim + half + d, high * cos[d] + low * sin[d])
+    for i in range(kv_heads * dim):
+        store_element(pool, values + i, x[(heads + kv_heads) * dim + i])
+
+
+@inline
+def gate_up_phase(
+    cells: I64,
+    phase: int,
+    x: F32,
+    length: int,
+    panels: Panels,
+    at: int,
+    scale: F32,
+    y: F32,
+    num_rows: int,
+    channels: int,
+    scratch: F32,
+) -> None:
+    """``y = silu(gate(x)) · up(x)`` (Shazeer 2020), an item for each 32 channels; from ``panels[at]`` on gate and up in turn.
+
+    ``x`` and ``y`` are flat; ``scratch`` [2 · num_rows · WIDTH] is the thread's own.
+    """
+    pairs, extent, size = num_panels(channels), length * WIDTH, num_rows * WIDTH
+    pair = take(cells, phase)
+    while pair < pairs:
+        first, gate = pair * WIDTH, at + 2 * pair * extent
+        multiply_panel(x, 0, length, num_rows, panels, gate, scale, 2 * first, scratch, 0, WIDTH, False)
+        if first + WIDTH <= channels:
+            multiply_panel(x, 0, length, num_rows, panels, gate + extent, scale, 2 * first + WIDTH, y, first, channels, False)
+            for row in range(num_rows):
+                gate_all(y, row * channels + first, scratch, row * WIDTH, WIDTH)
+        else:
+            multiply_panel(x, 0, length, num_rows, panels, gate + extent, scale, 2 * first + WIDTH, scratch, size, WIDTH, False)
+            gate_all(scratch, size, scratch, 0, size)
+            for row in range(num_rows):
+                for o in range(channels - first):
+                    y[row * channels + first + o] = scratch[size + row * WIDTH + o]
+        done(cells, phase)
+        pair = take(cells, phase)
+    wait(cells, phase, pairs)
 
 
 @kernel(parallel=True)
-def gate_and_up(x: F32, panels: npt.NDArray[Any], scale: F32, y: F32, threads: int) -> None:
-    """``y = silu(gate(x)) · up(x)`` (Shazeer 2020); ``panels`` [2P, in, WIDTH], of gate and up in turn."""
-    num_rows, length = x.shape
-    channels, extent = y.shape[1], length * WIDTH
-    flat_x, flat_w = x.reshape(-1), panels.reshape(-1)
-    counter = np.zeros(1, np.int64)
-    for _ in numba.prange(threads):
-        sums = np.empty(num_rows * WIDTH, np.float32)
-        pair = take(counter, 0)
-        while 2 * pair < panels.shape[0]:
-            first = pair * WIDTH
-            valid = min(WIDTH, channels - first)
-            panel_sums(flat_x, length, num_rows, flat_w, 2 * pair * extent, sums)
-            for row in range(num_rows):
-                for o in range(valid):
-                    y[row, first + o] = silu(sums[row * WIDTH + o] * scale[2 * first + o])
-            panel_sums(flat_x, length, num_rows, flat_w, (2 * pair + 1) * extent, sums)
-            for row in range(num_rows):
-                for o in range(valid):
-                    y[row, first + o] *= sums[row * WIDTH + o] * scale[2 * first + WIDTH + o]
-            pair = take(counter, 0)
-
-
-@kernel()
-def begin_layer(layer: int, weights: Weights, rows: Rows, epsilon: np.float32, pool: Pool, store_from: int, threads: int) -> None:
-    """Everything before attention: ``rows.hidden`` → ``rows.query`` and the pool."""
-    rms_norm(rows.hidden, weights.input_norm[layer], epsilon, rows.normed, threads)
-    linear_panels(rows.normed, weights.qkv[layer], weights.qkv_scale[layer], weights.qkv_bias[layer], rows.qkv, threads)
-    rotate_and_store(
-        layer,
-        rows.qkv,
-        weights.query_norm[layer],
-        weights.key_norm[layer],
-        epsilon,
-        rows.cos,
-        rows.sin,
-        rows.query,
-        pool,
-        rows.page_tables,
-        rows.row_sequence,
-        rows.positions,
-        store_from,
-        threads,
-    )
-
-
-@kernel()
-def end_layer(layer: int, weights: Weights, rows: Rows, epsilon: np.float32, threads: int) -> None:
-    """Everything after attention: ``rows.attended`` into ``rows.hidden``."""
-    add_linear_panels(rows.attended, weights.out[layer], weights.out_scale[layer], rows.hidden, threads)
-    rms_norm(rows.hidden, weights.post_norm[layer], epsilon, rows.normed, threads)
-    gate_and_up(rows.normed, weights.gate_up[layer], weights.gate_up_scale[layer], rows.channels, threads)
-    add_linear_panels(rows.channels, weights.down[layer], weights.down_scale[layer], rows.hidden, threads)
-
-
-@kernel()
-def embed_rows(token_ids: I64, weights: Weights, hidden: F32) -> None:
-    """``hidden`` [N, hidden] = the embeddings of ``token_ids`` [N]."""
-    flat, length = hidden.reshape(-1), hidden.shape[1]
-    for row in range(token_ids.size):
-        embed(weights.embedding.reshape(-1), length, token_ids[row], weights.embedding_scale, flat, row * length)
-
-
-@kernel()
-def compute_logits(wanted: I32, weights: Weights, rows: Rows, epsilon: np.float32, logits: F32, threads: int) -> None:
-    """``logits`` [M, vocab] of the rows ``wanted`` [M], ascending. Uses ``rows.hidden`` up."""
-    count = wanted.size
-    for i in range(count):
-        if wanted[i] != i:
-            rows.hidden[i] = rows.hidden[wanted[i]]
-    normed = rows.normed[:count]
-    rms_norm(rows.hidden[:count], weights.final_norm, epsilon, normed, threads)
-    linear_panels(normed, weights.head, weights.head_scale, weights.final_norm[:0], logits, threads)
-
-
-@kernel()
-def forward_rows(
+def forward(
     token_ids: I64,
     wanted: I32,
     weights: Weights,
@@ -229,32 +229,164 @@ def forward_rows(
     epsilon: np.float32,
     scaling: np.float32,
     pool: Pool,
+    store_from: int,
+    is_chunk: bool,
     logits: F32,
     attention_time: I64,
     threads: int,
 ) -> None:
-    """Generated rows ``token_ids`` [N]: their keys and values into the pool, and ``logits`` [M, vocab] of the rows ``wanted``.
+    """Rows ``token_ids`` [N]: their keys and values into the pool, and ``logits`` [M, vocab] of the rows ``wanted`` [M], ascending.
 
+    ``is_chunk``: the rows are consecutive positions of one sequence's prompt, of which those below ``store_from`` are in the pool.
     ``attention_time`` [1] grows by the nanoseconds that attention took.
     """
-    heads = rows.query.shape[1] // pool.shape[5]
-    embed_rows(token_ids, weights, rows.hidden)
-    for layer in range(weights.qkv.shape[0]):
-        begin_layer(layer, weights, rows, epsilon, pool, 0, threads)
-        began = nanoseconds()
-        attend(
-            rows.query.reshape(-1),
-            heads,
-            pool,
-            layer,
-            rows.page_tables,
-            rows.row_sequence,
-            rows.positions,
-            scaling,
-            rows.attended.reshape(-1),
-            threads,
-        )
-        attention_time[0] += nanoseconds() - began
-        end_layer(layer, weights, rows, epsilon, threads)
-    if wanted.size > 0:
-        compute_logits(wanted, weights, rows, epsilon, logits, threads)
+    # In a prange numba writes to copies of a tuple's arrays: out of the tuples with them.
+    positions, page_tables, row_sequence, cos, sin = rows.positions, rows.page_tables, rows.row_sequence, rows.cos, rows.sin
+    hidden, normed, qkv, query, attended, channels = rows.hidden, rows.normed, rows.qkv, rows.query, rows.attended, rows.channels
+    qkv_scale, out_scale, gate_up_scale, down_scale = (
+        weights.qkv_scale,
+        weights.out_scale,
+        weights.gate_up_scale,
+        weights.down_scale,
+    )
+    qkv_bias, input_norm, post_norm, final_norm = weights.qkv_bias, weights.input_norm, weights.post_norm, weights.final_norm
+    query_norm, key_norm, head_scale = weights.query_norm, weights.key_norm, weights.head_scale
+    embedding, embedding_scale, head = weights.embedding.reshape(-1), weights.embedding_scale, weights.head.reshape(-1)
+    num_layers, qkv_panels, width, _ = weights.qkv.shape
+    out_panels, down_panels, pairs_twice = weights.out.shape[1], weights.down.shape[1], weights.gate_up.shape[1]
+    all_qkv, all_out = weights.qkv.reshape(-1), weights.out.reshape(-1)
+    all_gate_up, all_down = weights.gate_up.reshape(-1), weights.down.reshape(-1)
+
+    num_rows, head_width, inner = token_ids.size, query.shape[1], channels.shape[1]
+    flat_pool, shape = pool.reshape(-1), pool.shape
+    num_heads = head_width // shape[5]
+    flat_normed, flat_query, flat_attended, flat_channels = (
+        normed.reshape(-1),
+        query.reshape(-1),
+        attended.reshape(-1),
+        channels.reshape(-1),
+    )
+    longest = positions.max() + 1
+    no_bias = final_norm[:0]
+    flat_hidden, flat_qkv, flat_logits = hidden.reshape(-1), qkv.reshape(-1), logits.reshape(-1)
+    outputs, vocab = qkv.shape[1], logits.shape[1]
+    cells = np.zeros((_PHASES * num_layers + 4) * CELLS, np.int64)
+    for thread in numba.prange(threads):
+        scratch = np.empty(2 * num_rows * WIDTH, np.float32)
+        square = np.empty(1, np.float32)
+        scores = np.empty(chunk_scratch(num_heads, shape, longest) if is_chunk else num_heads * longest, np.float32)
+        phase = 0
+        row = take(cells, phase)
+        while row < num_rows:
+            embed(embedding, width, token_ids[row], embedding_scale, flat_hidden, row * width)
+            done(cells, phase)
+            row = take(cells, phase)
+        wait(cells, phase, num_rows)
+        for layer in range(num_layers):
+            phase = 1 + _PHASES * layer
+            norm_phase(cells, phase, hidden, input_norm[layer], epsilon, normed, square)
+            at = layer * qkv_panels * width * WIDTH
+            project(
+                cells,
+                phase + 1,
+                flat_normed,
+                width,
+                all_qkv,
+                at,
+                qkv_scale[layer],
+                qkv_bias[layer],
+                flat_qkv,
+                num_rows,
+                outputs,
+                False,
+            )
+            rotate_phase(
+                cells,
+                phase + 2,
+                layer,
+                qkv,
+                query_norm[layer],
+                key_norm[layer],
+                epsilon,
+                cos,
+                sin,
+                query,
+                flat_pool,
+                shape,
+                page_tables,
+                row_sequence,
+                positions,
+                store_from,
+                square,
+            )
+            if layer == num_layers - 1 and wanted.size == 0:
+                break  # of the last layer nothing is wanted but its keys and values
+            began = nanoseconds()
+            if is_chunk:
+                attend_chunk_phase(
+                    cells,
+                    phase + 3,
+                    flat_query,
+                    num_heads,
+                    flat_pool,
+                    shape,
+                    layer,
+                    page_tables[0],
+                    positions[0],
+                    num_rows,
+                    scaling,
+                    flat_attended,
+                    scores,
+                )
+            else:
+                attend_phase(
+                    cells,
+                    phase + 3,
+                    flat_query,
+                    num_heads,
+                    flat_pool,
+                    shape,
+                    layer,
+                    page_tables,
+                    row_sequence,
+                    positions,
+                    scaling,
+                    flat_attended,
+                    scores,
+                    threads,
+                )
+            if thread == 0:
+                attention_time[0] += nanoseconds() - began
+            at = layer * out_panels * head_width * WIDTH
+            project(
+                cells,
+                phase + 4,
+                flat_attended,
+                head_width,
+                all_out,
+                at,
+                out_scale[layer],
+                no_bias,
+                flat_hidden,
+                num_rows,
+                width,
+                True,
+            )
+            norm_phase(cells, phase + 5, hidden, post_norm[layer], epsilon, normed, square)
+            at = layer * pairs_twice * width * WIDTH
+            gate_up_phase(
+                cells, phase + 6, flat_normed, width, all_gate_up, at, gate_up_scale[layer], flat_channels, num_rows, inner, scratch
+            )
+            at = layer * down_panels * inner * WIDTH
+            project(
+                cells, phase + 7, flat_channels, inner, all_down, at, down_scale[layer], no_bias, flat_hidden, num_rows, width, True
+            )
+        if wanted.size > 0:
+            phase = 1 + _PHASES * num_layers
+            index = take(cells, phase)
+            while index < wanted.size:
+                _norm(flat_hidden, wanted[index] * width, width, final_norm, epsilon, flat_normed, index * width, square)
+                done(cells, phase)
+                index = take(cells, phase)
+            wait(cells, phase, wanted.size)
+            project(cells, phase + 1, flat_normed, width, head, 0, head_scale, no_bias, flat_logits, wanted.size, vocab, False)

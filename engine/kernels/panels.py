@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import binding
 
-from engine.kernels.jit import F32, inline, kernel
-from engine.kernels.vector import LANES, load_element, make_tile, store_element, take
+from engine.kernels.jit import F32, I64, inline, kernel
+from engine.kernels.team import CELLS, done, take, wait
+from engine.kernels.vector import LANES, load_element, make_tile, store_element
 
 WIDTH = 2 * LANES
 # Sixteen sums of 16 lanes leave half of AVX-512's registers for what they are made of; elsewhere registers are narrower.
@@ -30,13 +31,28 @@ _tile_1, _tile_2, _tile_3, _tile_4 = make_tile(1, 2), make_tile(2, 2), make_tile
 _tile_5, _tile_6, _tile_7, _tile_8 = make_tile(5, 2), make_tile(6, 2), make_tile(7, 2), make_tile(8, 2)
 
 
+@inline
 def num_panels(outputs: int) -> int:
-    return -(-outputs // WIDTH)
+    return (outputs + WIDTH - 1) // WIDTH
 
 
 @inline
-def panel_sums(x: F32, length: int, num_rows: int, panels: Panels, at: int, sums: F32) -> None:
-    """``sums[row * WIDTH + o]`` = row · output o of the panel at ``panels[at:]``. ``x`` is flat, rows of ``length`` end to end."""
+def multiply_panel(
+    x: F32,
+    x_at: int,
+    length: int,
+    num_rows: int,
+    panels: Panels,
+    at: int,
+    scale: F32,
+    scale_at: int,
+    y: F32,
+    y_at: int,
+    y_stride: int,
+    add: bool,
+) -> None:
+    """``y[y_at + row · y_stride + o]``, for ``o < WIDTH``, is set to output o of the panel at ``panels[at:]`` for each row, times
+    ``scale[scale_at + o]``; or that is added to it. Rows of ``length`` lie end to end at ``x[x_at:]``."""
     # Tiles of equal height: a last tile of one row would cost half as much as a full one.
     tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
     height = (num_rows + tiles - 1) // tiles
@@ -44,64 +60,83 @@ def panel_sums(x: F32, length: int, num_rows: int, panels: Panels, at: int, sums
     while row < num_rows:
         count = min(height, num_rows - row)
         if count == 8:
-            _tile_8(x, row * length, length, panels, at, length, sums, row * WIDTH, WIDTH)
+            _tile_8(x, x_at + row * length, length, panels, at, length, scale, scale_at, y, y_at + row * y_stride, y_stride, add)
         elif count == 7:
-            _tile_7(x, row * length, length, panels, at, length, sums, row * WIDTH, WIDTH)
+            _tile_7(x, x_at + row * length, length, panels, at, length, scale, scale_at, y, y_at + row * y_stride, y_stride, add)
         elif count == 6:
-            _tile_6(x, row * length, length, panels, at, length, sums, row * WIDTH, WIDTH)
+            _tile_6(x, x_at + row * length, length, panels, at, length, scale, scale_at, y, y_at + row * y_stride, y_stride, add)
         elif count == 5:
-            _tile_5(x, row * length, length, panels, at, length, sums, row * WIDTH, WIDTH)
+            _tile_5(x, x_at + row * length, length, panels, at, length, scale, scale_at, y, y_at + row * y_stride, y_stride, add)
         elif count == 4:
-            _tile_4(x, row * length, length, panels, at, length, sums, row * WIDTH, WIDTH)
+            _tile_4(x, x_at + row * length, length, panels, at, length, scale, scale_at, y, y_at + row * y_stride, y_stride, add)
         elif count == 3:
-            _tile_3(x, row * length, length, panels, at, length, sums, row * WIDTH, WIDTH)
+            _tile_3(x, x_at + row * length, length, panels, at, length, scale, scale_at, y, y_at + row * y_stride, y_stride, add)
         elif count == 2:
-            _tile_2(x, row * length, length, panels, at, length, sums, row * WIDTH, WIDTH)
+            _tile_2(x, x_at + row * length, length, panels, at, length, scale, scale_at, y, y_at + row * y_stride, y_stride, add)
         else:
-            _tile_1(x, row * length, length, panels, at, length, sums, row * WIDTH, WIDTH)
+            _tile_1(x, x_at + row * length, length, panels, at, length, scale, scale_at, y, y_at + row * y_stride, y_stride, add)
         row += count
+
+
+@inline
+def project(
+    cells: I64,
+    phase: int,
+    x: F32,
+    length: int,
+    panels: Panels,
+    at: int,
+    scale: F32,
+    bias: F32,
+    y: F32,
+    num_rows: int,
+    outputs: int,
+    add: bool,
+) -> None:
+    """``y = x @ weights.T · scale + bias``, or ``+=`` of it: one phase, an item for each panel. ``bias`` may be empty.
+
+    ``x`` and ``y`` are flat, rows of ``length`` and of ``outputs``; the panels begin at ``panels[at]``.
+    """
+    count = num_panels(outputs)
+    panel = take(cells, phase)
+    while panel < count:
+        weights, first = at + panel * length * WIDTH, panel * WIDTH
+        if first + WIDTH <= outputs:
+            multiply_panel(x, 0, length, num_rows, panels, weights, scale, first, y, first, outputs, add)
+        else:
+            _multiply_last(x, length, num_rows, panels, weights, scale, first, y, outputs, add)
+        if bias.size:
+            for row in range(num_rows):
+                for o in range(first, min(first + WIDTH, outputs)):
+                    y[row * outputs + o] += bias[o]
+        done(cells, phase)
+        panel = take(cells, phase)
+    wait(cells, phase, count)
+
+
+@inline
+def _multiply_last(
+    x: F32, length: int, num_rows: int, panels: Panels, at: int, scale: F32, first: int, y: F32, outputs: int, add: bool
+) -> None:
+    """A panel of which only the first outputs are real: computed elsewhere, since rows of ``y`` lie end to end."""
+    results = np.empty(num_rows * WIDTH, np.float32)
+    multiply_panel(x, 0, length, num_rows, panels, at, scale, first, results, 0, WIDTH, False)
+    for row in range(num_rows):
+        for o in range(outputs - first):
+            before = y[row * outputs + first + o] if add else np.float32(0.0)
+            y[row * outputs + first + o] = before + results[row * WIDTH + o]
 
 
 @kernel(parallel=True)
 def linear_panels(x: F32, panels: Panels, scale: F32, bias: F32, y: F32, threads: int) -> None:
-    """``y[n, out] = x[n, in] @ weights.T · scale + bias``, C-contiguous; an empty ``bias`` means none. ``panels`` [P, in, WIDTH],
-    ``scale`` [P · WIDTH], ``bias`` [out]."""
+    """``y[n, out] = x[n, in] @ weights.T · scale + bias``, C-contiguous. ``panels`` [P, in, WIDTH], ``scale`` [P · WIDTH], ``bias``
+    [out] or empty."""
     num_rows, length = x.shape
     outputs = y.shape[1]
-    flat_x, flat_w = x.reshape(-1), panels.reshape(-1)
-    counter = np.zeros(1, np.int64)
+    flat_x, flat_w, flat_y = x.reshape(-1), panels.reshape(-1), y.reshape(-1)
+    cells = np.zeros(CELLS, np.int64)
     for _ in numba.prange(threads):
-        sums = np.empty(num_rows * WIDTH, np.float32)
-        panel = take(counter, 0)
-        while panel < panels.shape[0]:
-            panel_sums(flat_x, length, num_rows, flat_w, panel * length * WIDTH, sums)
-            first = panel * WIDTH
-            for row in range(num_rows):
-                for o in range(min(WIDTH, outputs - first)):
-                    y[row, first + o] = sums[row * WIDTH + o] * scale[first + o]
-                if bias.size:
-                    for o in range(min(WIDTH, outputs - first)):
-                        y[row, first + o] += bias[first + o]
-            panel = take(counter, 0)
-
-
-@kernel(parallel=True)
-def add_linear_panels(x: F32, panels: Panels, scale: F32, y: F32, threads: int) -> None:
-    """``y += x @ weights.T · scale``: a projection back into the residual stream."""
-    num_rows, length = x.shape
-    outputs = y.shape[1]
-    flat_x, flat_w = x.reshape(-1), panels.reshape(-1)
-    counter = np.zeros(1, np.int64)
-    for _ in numba.prange(threads):
-        sums = np.empty(num_rows * WIDTH, np.float32)
-        panel = take(counter, 0)
-        while panel < panels.shape[0]:
-            panel_sums(flat_x, length, num_rows, flat_w, panel * length * WIDTH, sums)
-            first = panel * WIDTH
-            for row in range(num_rows):
-                for o in range(min(WIDTH, outputs - first)):
-                    y[row, first + o] += sums[row * WIDTH + o] * scale[first + o]
-            panel = take(counter, 0)
+        project(cells, 0, flat_x, length, flat_w, 0, scale, bias, flat_y, num_rows, outputs, False)
 
 
 @inline

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -60,6 +61,10 @@ def _store_vector(builder: Any, value: Any, data: Any, offset: Any) -> None:
     builder.store(value, builder.bitcast(builder.gep(data, [offset]), _VECTOR.as_pointer()), align=4)
 
 
+def _store(builder: Any, value: Any, data: Any, offset: Any) -> None:
+    builder.store(value, builder.gep(data, [offset]), align=4)
+
+
 def _load(builder: Any, array_type: Any, data: Any, offset: Any) -> Any:
     return _widen(builder, array_type, builder.load(builder.gep(data, [offset]), align=array_type.dtype.bitwidth // 8))
 
@@ -72,14 +77,18 @@ def _splat(builder: Any, value: Any) -> Any:
 
 
 def _sum_lanes(builder: Any, vector: Any) -> Any:
-    """Lane i + lane i + half, then again with half as many: the one tree that every sum here ends with."""
+    return _fold_lanes(builder, vector, lambda builder, a, b: builder.fadd(a, b))
+
+
+def _fold_lanes(builder: Any, vector: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
+    """Lane i with lane i + half, then again with half as many: the one tree that every reduction here ends with."""
     width = LANES
     while width > 1:
         width //= 2
         index = ir.VectorType(ir.IntType(32), width)
         low = builder.shuffle_vector(vector, vector, ir.Constant(index, list(range(width))))
         high = builder.shuffle_vector(vector, vector, ir.Constant(index, list(range(width, 2 * width))))
-        vector = builder.fadd(low, high)
+        vector = combine(builder, low, high)
     return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
 
 
@@ -105,7 +114,7 @@ def _loop(
     return list(values)
 
 
-def _data(context: Any, builder: Any, array_type: Any, value: Any) -> Any:
+def array_data(context: Any, builder: Any, array_type: Any, value: Any) -> Any:
     return context.make_array(array_type)(context, builder, value).data
 
 
@@ -135,7 +144,7 @@ def make_dots(rows: int, outputs: int) -> Any:
         y_stride: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            x_data, w_data, y_data = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 7))
+            x_data, w_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 7))
             x_rows = _row_offsets(builder, args[1], args[2], rows)
             w_rows = _row_offsets(builder, args[4], args[5], outputs)
             whole = builder.and_(args[6], ir.Constant(_INDEX, -LANES))
@@ -186,7 +195,7 @@ def make_weighted_sums(rows: int, vectors: int) -> Any:
         y_stride: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            p_data, v_data, y_data = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 7))
+            p_data, v_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 7))
             p_rows = _row_offsets(builder, args[1], args[2], rows)
             y_rows = _row_offsets(builder, args[8], args[9], rows)
             places = [builder.add(at, ir.Constant(_INDEX, LANES * i)) for at in y_rows for i in range(vectors)]
@@ -209,20 +218,33 @@ def make_weighted_sums(rows: int, vectors: int) -> Any:
 
 
 def make_tile(rows: int, vectors: int) -> Any:
-    """``tile(x, x_at, x_stride, w, w_at, length, y, y_at, y_stride)`` for a tile of rows × (vectors · 16) outputs.
+    """``tile(x, x_at, x_stride, w, w_at, length, scale, scale_at, y, y_at, y_stride, add)`` for rows × (vectors · 16) outputs.
 
     ``w[w_at :]`` is a panel, [length, vectors · 16]: the weights of neighbouring outputs side by side. Sets ``y[y_at + r·y_stride +
     o]`` to the sum over k = 0, 1, ... length - 1, in this order, of ``x[x_at + r·x_stride + k] · w[w_at + k·vectors·16 + o]``: one
-    chain of fused multiply-adds for each result, whatever the tile.
+    chain of fused multiply-adds for each result, whatever the tile; times ``scale[scale_at + o]``, and plus what ``y`` was if
+    ``add``.
     """
     width = vectors * LANES
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
-        typing: Any, x: Any, x_at: Any, x_stride: Any, w: Any, w_at: Any, length: Any, y: Any, y_at: Any, y_stride: Any
+        typing: Any,
+        x: Any,
+        x_at: Any,
+        x_stride: Any,
+        w: Any,
+        w_at: Any,
+        length: Any,
+        scale: Any,
+        scale_at: Any,
+        y: Any,
+        y_at: Any,
+        y_stride: Any,
+        add: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            x_data, w_data, y_data = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 6))
+            x_data, w_data, scale_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 6, 8))
             x_rows = _row_offsets(builder, args[1], args[2], rows)
 
             def step(k: Any, sums: list[Any]) -> list[Any]:
@@ -240,13 +262,21 @@ def make_tile(rows: int, vectors: int) -> Any:
             whole = builder.and_(args[5], ir.Constant(_INDEX, -_UNROLLED))
             sums = _loop(builder, ir.Constant(_INDEX, 0), whole, _UNROLLED, zeros, steps)
             sums = _loop(builder, whole, args[5], 1, sums, step)
-            for r, at in enumerate(_row_offsets(builder, args[7], args[8], rows)):
-                for i in range(vectors):
-                    _store_vector(builder, sums[r * vectors + i], y_data, builder.add(at, ir.Constant(_INDEX, LANES * i)))
+            offsets = [ir.Constant(_INDEX, LANES * i) for i in range(vectors)]
+            scales = [_load_vector(builder, scale, scale_data, builder.add(args[7], offset)) for offset in offsets]
+            results = [builder.fmul(value, scales[i % vectors]) for i, value in enumerate(sums)]
+            places = [builder.add(at, offset) for at in _row_offsets(builder, args[9], args[10], rows) for offset in offsets]
+            with builder.if_else(builder.trunc(args[11], ir.IntType(1))) as (adding, setting):
+                with adding:
+                    for value, place in zip(results, places, strict=True):
+                        _store_vector(builder, builder.fadd(_load_vector(builder, y, y_data, place), value), y_data, place)
+                with setting:
+                    for value, place in zip(results, places, strict=True):
+                        _store_vector(builder, value, y_data, place)
             return context.get_dummy_value()
 
         index = types.intp
-        return types.void(x, index, index, w, index, index, y, index, index), generate
+        return types.void(x, index, index, w, index, index, scale, index, y, index, index, types.boolean), generate
 
     return tile
 
@@ -256,7 +286,7 @@ def load_element(typing: Any, array: Any, at: Any) -> Any:
     """``array[at]`` as float32, from any of the types that kernels read."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _load(builder, array, _data(context, builder, array, args[0]), args[1])
+        return _load(builder, array, array_data(context, builder, array, args[0]), args[1])
 
     return types.float32(array, types.intp), generate
 
@@ -266,7 +296,7 @@ def store_element(typing: Any, array: Any, at: Any, value: Any) -> Any:
     """``array[at] = value``, a float32 rounded to the nearest that a float32, bfloat16 or float16 array holds, ties to even."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = builder.gep(_data(context, builder, array, args[0]), [args[1]])
+        place = builder.gep(array_data(context, builder, array, args[0]), [args[1]])
         builder.store(_narrow(builder, array, args[2]), place, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
@@ -288,15 +318,160 @@ def _narrow(builder: Any, array_type: Any, value: Any) -> Any:
     raise TypeError(f"kernels write float32, uint16 (bfloat16) and int16 (float16), not {array_type.dtype}")
 
 
+def _constant(like: Any, value: float) -> Any:
+    return ir.Constant(like, [value] * LANES) if isinstance(like, ir.VectorType) else ir.Constant(like, value)
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """Of a float32 or of a vector of them; see ``exp``."""
+
+    def number(value: float) -> Any:
+        return _constant(x.type, float(np.float32(value)))
+
+    low, high, magic, one = number(-87.33), number(88.37), number(12582912.0), number(1.0)
+    bounded = builder.select(builder.fcmp_ordered(">", x, low), x, low)
+    bounded = builder.select(builder.fcmp_ordered("<", bounded, high), bounded, high)
+    # Adding 1.5 · 2²³ rounds to an integer; ln 2 is in two parts, of which the first has so few bits that n times it is exact.
+    n = builder.fsub(_fma(builder, bounded, number(1.4426950408889634), magic), magic)
+    r = _fma(builder, n, number(2.12194440e-4), _fma(builder, n, number(-0.693359375), bounded))
+    p = number(1.9875691500e-4)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = _fma(builder, p, r, number(coefficient))
+    value = _fma(builder, p, builder.fmul(r, r), builder.fadd(r, one))
+    integer = ir.VectorType(_I32, LANES) if isinstance(x.type, ir.VectorType) else _I32
+    exponent = builder.shl(builder.add(builder.fptosi(n, integer), _constant(integer, 127)), _constant(integer, 23))
+    scaled = builder.fmul(value, builder.bitcast(exponent, x.type))
+    below = builder.select(builder.fcmp_ordered("<", x, low), number(0.0), x)
+    return builder.select(builder.fcmp_ordered(">=", x, low), scaled, below)
+
+
+def _silu(builder: Any, x: Any) -> Any:
+    one = _constant(x.type, 1.0)
+    return builder.fdiv(x, builder.fadd(one, _exp(builder, builder.fneg(x))))
+
+
 @intrinsic  # type: ignore[untyped-decorator]
-def take(typing: Any, counters: Any, index: Any) -> Any:
-    """The next number of ``counters[index]`` (int64), which no other thread gets: how threads share work out."""
+def exp(typing: Any, x: Any) -> Any:
+    """e to the x in float32, within 2 ulp; the polynomial of Cephes' ``expf``. 0 below -87.33, capped above 88.37, NaN for NaN.
+
+    Built of single-rounded operations, so that a vector's lane and a lone number have the same bits (libm and SVML need not).
+    """
+    return types.float32(types.float32), lambda context, builder, signature, args: _exp(builder, args[0])
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def silu(typing: Any, x: Any) -> Any:
+    """x / (1 + e^-x) in float32."""
+    return types.float32(types.float32), lambda context, builder, signature, args: _silu(builder, args[0])
+
+
+def _for_each(builder: Any, count: Any, body: Callable[[Any, Any, Any], None]) -> None:
+    """``body(k, load, store)`` for k = 0, 16, ... with vectors, then for what is left with single numbers."""
+    whole = builder.and_(count, ir.Constant(_INDEX, -LANES))
+
+    def with_vectors(k: Any, carried: list[Any]) -> list[Any]:
+        body(k, _load_vector, _store_vector)
+        return []
+
+    def with_numbers(k: Any, carried: list[Any]) -> list[Any]:
+        body(k, _load, _store)
+        return []
+
+    _loop(builder, ir.Constant(_INDEX, 0), whole, LANES, [], with_vectors)
+    _loop(builder, whole, count, 1, [], with_numbers)
+
+
+def _spread(builder: Any, number: Any, like: Any) -> Any:
+    return _splat(builder, number) if isinstance(like.type, ir.VectorType) else number
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def exp_all(typing: Any, x: Any, at: Any, count: Any, top: Any, scaling: Any) -> Any:
+    """``x[i] = exp((x[i] - top) · scaling)`` over ``x[at : at + count]``, float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = builder.gep(_data(context, builder, counters, args[0]), [args[1]])
-        return builder.atomic_rmw("add", place, ir.Constant(_INDEX, 1), "monotonic")
+        data = array_data(context, builder, x, args[0])
 
-    return types.intp(counters, types.intp), generate
+        def body(k: Any, load: Any, store: Any) -> None:
+            place = builder.add(args[1], k)
+            value = load(builder, x, data, place)
+            shifted = builder.fsub(value, _spread(builder, args[3], value))
+            store(builder, _exp(builder, builder.fmul(shifted, _spread(builder, args[4], value))), data, place)
+
+        _for_each(builder, args[2], body)
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, types.intp, types.float32, types.float32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def multiply_all(typing: Any, x: Any, at: Any, count: Any, factor: Any) -> Any:
+    """``x[i] *= factor`` over ``x[at : at + count]``, float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = array_data(context, builder, x, args[0])
+
+        def body(k: Any, load: Any, store: Any) -> None:
+            place = builder.add(args[1], k)
+            value = load(builder, x, data, place)
+            store(builder, builder.fmul(value, _spread(builder, args[3], value)), data, place)
+
+        _for_each(builder, args[2], body)
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, types.intp, types.float32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def gate_all(typing: Any, y: Any, y_at: Any, gate: Any, gate_at: Any, count: Any) -> Any:
+    """``y[y_at + i] *= silu(gate[gate_at + i])`` for ``i < count``, float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        y_data, gate_data = array_data(context, builder, y, args[0]), array_data(context, builder, gate, args[2])
+
+        def body(k: Any, load: Any, store: Any) -> None:
+            place = builder.add(args[1], k)
+            gated = _silu(builder, load(builder, gate, gate_data, builder.add(args[3], k)))
+            store(builder, builder.fmul(gated, load(builder, y, y_data, place)), y_data, place)
+
+        _for_each(builder, args[4], body)
+        return context.get_dummy_value()
+
+    return types.void(y, types.intp, gate, types.intp, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def largest(typing: Any, x: Any, at: Any, count: Any) -> Any:
+    """The largest of ``x[at : at + count]``, float32; -inf for none. NaN is not looked for."""
+    return types.float32(x, types.intp, types.intp), _reduction(x, float("-inf"), _larger)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def total(typing: Any, x: Any, at: Any, count: Any) -> Any:
+    """The sum of ``x[at : at + count]``, float32: 16 lanes, the tree over them, then what is left, in order."""
+    return types.float32(x, types.intp, types.intp), _reduction(x, 0.0, lambda builder, a, b: builder.fadd(a, b))
+
+
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _reduction(x: Any, start: float, combine: Callable[[Any, Any, Any], Any]) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data, at, count = array_data(context, builder, x, args[0]), args[1], args[2]
+        whole = builder.and_(count, ir.Constant(_INDEX, -LANES))
+
+        def block(k: Any, carried: list[Any]) -> list[Any]:
+            return [combine(builder, carried[0], _load_vector(builder, x, data, builder.add(at, k)))]
+
+        def tail(k: Any, carried: list[Any]) -> list[Any]:
+            return [combine(builder, carried[0], _load(builder, x, data, builder.add(at, k)))]
+
+        (lanes,) = _loop(builder, ir.Constant(_INDEX, 0), whole, LANES, [ir.Constant(_VECTOR, [start] * LANES)], block)
+        (result,) = _loop(builder, whole, count, 1, [_fold_lanes(builder, lanes, combine)], tail)
+        return result
+
+    return generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
