@@ -66,6 +66,7 @@ class RedisJobStore:
         self._lock = threading.Lock()
         #: fields that never change, by (job id, order): a stream's reader asks for a record many times a second
         self._known: OrderedDict[tuple[str, int], dict[str, str]] = OrderedDict()
+        self._known_limit = 1 if single_connection else _KNOWN_RECORDS  # an engine asks for each job once
         self._touched: dict[str, float] = {}
         self._memory_checked = 0.0
         self._memory_full = False
@@ -155,7 +156,7 @@ class RedisJobStore:
         record = job_record(job_id, fields)
         with self._lock:
             self._known[(job_id, record.order)] = {k: v for k, v in fields.items() if k not in MUTABLE}
-            while len(self._known) > _KNOWN_RECORDS:
+            while len(self._known) > self._known_limit:
                 self._known.popitem(last=False)
         return record
 

@@ -17,7 +17,7 @@ from storage.errors import StorageError, StoreFull, StoreMisconfigured, StoreUna
 from storage.records import JobAnswer, JobStatus, LogRead
 from storage.redis_store import RedisJobStore
 from tests.servers import RedisServer, running_redis, valkey_binary
-from tests.storage.backends import EngineUnderTest, RedisBackend, bound, commit_of, new_job, tokens
+from tests.storage.backends import EngineUnderTest, RedisBackend, bound, commit_of, new_job, submit, tokens
 
 
 @pytest.fixture
@@ -435,3 +435,14 @@ def test_the_audit_finds_damage(redis_backend: RedisBackend):
     found = " / ".join(audit(url))
     for word in ("log has 1 entries", "chain hash", "counted as queued", "owner's list", "time to live"):
         assert word in found
+
+
+def test_an_engine_keeps_no_record_of_jobs_that_it_has_read(redis_backend):
+    """Its cache of records once grew by 4 KB with each job, and by the whole prompt with a long one."""
+    store = bound(redis_backend)
+    for number in range(5):
+        submit(store, f"job-{number}")
+        assert store.get(f"job-{number}") is not None
+        (first,) = store.read([LogRead(f"job-{number}")])
+        assert first is not None
+    assert len(store._known) == 1
