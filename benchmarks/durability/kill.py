@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.durability.figures import Figure, Goal, Section
 from benchmarks.durability.setup import MAX_STEP_TOKENS, LogEvent, Options, does_not_fit, log_events, pages_for, service
 from benchmarks.durability.streams import Jobs
-from benchmarks.durability.timeline import PARTS, Recovery, recovery, start_seconds
+from benchmarks.durability.timeline import PARTS, Recovery, recovery, start_phases
 from chaos.cluster import Cluster
 from chaos.processes import wait_until
 
@@ -39,7 +39,7 @@ def measure(options: Options) -> Section:
             continue
         trials = [_trial(options, rng, jobs, device_pages, host_pages) for _ in range(options.kill_rounds)]
         figures += _figures(jobs, trials)
-        raw[str(jobs)] = [asdict(trial) | {"idle_start": idle} for trial, idle in trials]
+        raw[str(jobs)] = [asdict(trial) | {"idle_phases": idle} for trial, idle in trials]
     return Section(figures, raw, notes)
 
 
@@ -49,14 +49,14 @@ def most_tokens(options: Options, jobs: int) -> int:
     return jobs * options.kill_prompt // MAX_STEP_TOKENS + options.kill_generated + _STEPS
 
 
-def _figures(jobs: int, trials: list[tuple[Recovery, float]]) -> list[Figure]:
-    def median(values: list[float]) -> float:
-        return statistics.median(values)
-
+def _figures(jobs: int, measured: list[tuple[Recovery, dict[str, float]]]) -> list[Figure]:
+    median = statistics.median
+    trials = [(trial, sum(idle.values())) for trial, idle in measured]
     name = f"{jobs} job{'s' if jobs > 1 else ''}"
     parts = {part: median([trial.parts[part] for trial, _ in trials]) for part in PARTS}
     return [
         Figure(f"{name}: kill to the first client's next token", median([t.first for t, _ in trials]), "s"),
+        Figure(f"{name}: kill to the median client's next token", median([t.median for t, _ in trials]), "s"),
         Figure(f"{name}: kill to the last client's next token", median([t.last for t, _ in trials]), "s"),
         Figure(f"{name}: start of an engine without jobs", median([idle for _, idle in trials]), "s"),
         Figure(f"{name}: beyond that start, first client", median([t.first - idle for t, idle in trials]), "s", GOAL),
@@ -64,13 +64,16 @@ def _figures(jobs: int, trials: list[tuple[Recovery, float]]) -> list[Figure]:
         Figure(f"{name}: beyond its own start, last client", median([t.last - t.start for t, _ in trials]), "s"),
         *(Figure(f"{name}: of it, {part.replace('_', ' ')}", seconds, "s") for part, seconds in parts.items()),
         Figure(f"{name}: until the last job had its pages", median([t.all_pages for t, _ in trials]), "s"),
+        Figure(f"{name}: from then to the last client's next token", median([t.all_replayed for t, _ in trials]), "s"),
         Figure(f"{name}: pages restored", median([t.pages_restored for t, _ in trials]), "pages"),
         Figure(f"{name}: tokens replayed", median([t.tokens_replayed for t, _ in trials]), "tokens"),
     ]
 
 
-def _trial(options: Options, rng: random.Random, jobs: int, device_pages: int, host_pages: int) -> tuple[Recovery, float]:
-    """A recovery, and the seconds that the same engine then takes to start without jobs."""
+def _trial(
+    options: Options, rng: random.Random, jobs: int, device_pages: int, host_pages: int
+) -> tuple[Recovery, dict[str, float]]:
+    """A recovery, and the seconds that the same engine then takes to start without jobs, by phase."""
     prompts = options.prompts(rng, jobs, options.kill_prompt)
     max_running = max(32, jobs)
     with service(options, f"kill-{jobs}", device_pages=device_pages, host_pages=host_pages, max_running=max_running) as cluster:
@@ -81,7 +84,7 @@ def _trial(options: Options, rng: random.Random, jobs: int, device_pages: int, h
         dead = cluster.signal("engine", signal.SIGKILL)
         cluster.wait_changed("engine", dead)
         cluster.wait_ready()
-        return found, start_seconds(_events(cluster), before)
+        return found, start_phases(_events(cluster), before)
 
 
 async def _kill_under_load(

@@ -25,7 +25,7 @@ def throughput(axes: Axes, raw: Raw) -> None:
         axes, list(raw), {label: [_median(rounds, side) for rounds in raw.values()] for side, label in sides.items()}, (OURS, OTHER)
     )
     axes.set(title="Throughput after prefill", xlabel="jobs at once", ylabel="tok/s")
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def restore(axes: Axes, raw: Raw) -> None:
@@ -34,7 +34,7 @@ def restore(axes: Axes, raw: Raw) -> None:
     for index, rounds in enumerate(raw.values()):
         note(axes, index, _median(rounds, "recomputed"), f"{_median(rounds, 'recomputed') / _median(rounds, 'restored'):.0f}×")
     axes.set(title="Pages back from the pool file, or computed again", xlabel="tokens", ylabel="seconds", yscale="log")
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def kill(axes: Axes, raw: Raw) -> None:

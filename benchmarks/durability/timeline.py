@@ -25,6 +25,7 @@ class Recovery:
     median: float
     last: float  #: ... until every client had seen one
     all_pages: float  #: from the last log read until the last job had its pages
+    all_replayed: float  #: from then until the last client saw a token: the other jobs' replays share the steps
     pages_restored: int
     tokens_replayed: int
 
@@ -33,9 +34,9 @@ class Recovery:
         return sum(self.parts[name] for name in START)
 
 
-def start_seconds(events: Sequence[LogEvent], since: float) -> float:
-    """From the engine's process to its registration, of the life that began after ``since``."""
-    return float(sum(_registered(events, since).fields["phases"].values()))
+def start_phases(events: Sequence[LogEvent], since: float) -> dict[str, float]:
+    """Seconds from the engine's process to its registration, by phase, of the life that began after ``since``."""
+    return dict(_registered(events, since).fields["phases"])
 
 
 def _registered(events: Sequence[LogEvent], since: float) -> LogEvent:
@@ -72,7 +73,8 @@ def recovery(events: Sequence[LogEvent], killed_at: float, arrivals: Sequence[Se
         first=nexts[0] - killed_at,
         median=statistics.median(nexts) - killed_at,
         last=nexts[-1] - killed_at,
-        all_pages=max(e.at for e in resumed) - max(taken),
+        all_pages=resumed[-1].at - max(taken),
+        all_replayed=nexts[-1] - resumed[-1].at,
         pages_restored=sum(e.fields["pages_restored"] for e in resumed),
         tokens_replayed=sum(e.fields["tokens_replayed"] for e in resumed),
     )
