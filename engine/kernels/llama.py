@@ -1,7 +1,8 @@
 """A Llama-shaped model's forward pass over any rows, in one call of one kernel.
 
 A layer is eight phases (``team``): norm, QKV product, rotary embedding with the KV write, attention, output product with its
-residual, norm, gate and up products with SiLU, down product with its residual. Every result is computed by one thread in one order
+residual, norm, gate and up products with SiLU, down product with its residual. (Where not all rows' logits are wanted, the last
+layer has one more, that picks them.) Every result is computed by one thread in one order
 (``panels``, ``attention``), so a row's bits depend neither on the rows beside it nor on the threads.
 """
 
@@ -11,7 +12,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from engine.kernels.attention import Pool, attend_chunk_phase, attend_phase, chunk_scratch, slot_offset
+from engine.kernels.attention import Pool, attend_chunk_phase, attend_phase, chunk_scratch, row_scratch, slot_offset
 from engine.kernels.jit import F32, I32, I64, inline, kernel
 from engine.kernels.panels import WIDTH, Panels, embed, multiply_panel, num_panels, project
 from engine.kernels.team import CELLS, done, take, wait
@@ -19,7 +20,7 @@ from engine.kernels.vector import gate_all, make_dots, nanoseconds, store_elemen
 
 _dots_1x1 = make_dots(1, 1)
 _ROWS_EACH = 4  #: rows of an item of the phases that go by rows
-_PHASES = 8  #: of a layer
+_PHASES = 9  #: of a layer
 _ONE = np.float32(1.0)
 
 
@@ -68,15 +69,15 @@ class Rows(NamedTuple):
 
 
 @inline
-def norm_phase(cells: I64, phase: int, x: F32, gain: F32, epsilon: np.float32, y: F32, square: F32) -> None:
-    """``y = x / sqrt(mean(x²) + epsilon) · gain`` for each row of ``x`` [N, hidden] (Zhang & Sennrich 2019)."""
-    num_rows, length = x.shape
-    flat, out = x.reshape(-1), y.reshape(-1)
+def norm_phase(
+    cells: I64, phase: int, x: F32, num_rows: int, length: int, gain: F32, epsilon: np.float32, y: F32, square: F32
+) -> None:
+    """``y = x / sqrt(mean(x²) + epsilon) · gain`` for each row (Zhang & Sennrich 2019). ``x`` and ``y`` flat."""
     items = (num_rows + _ROWS_EACH - 1) // _ROWS_EACH
     item = take(cells, phase)
     while item < items:
         for row in range(item * _ROWS_EACH, min(num_rows, (item + 1) * _ROWS_EACH)):
-            _norm(flat, row * length, length, gain, epsilon, out, row * length, square)
+            _norm(x, row * length, length, gain, epsilon, y, row * length, square)
         done(cells, phase)
         item = take(cells, phase)
     wait(cells, phase, items)
@@ -96,24 +97,23 @@ def rotate_phase(
     phase: int,
     layer: int,
     qkv: F32,
-    query_norm: F32,
-    key_norm: F32,
+    gains: tuple[F32, F32],
     epsilon: np.float32,
     cos: F32,
     sin: F32,
     query: F32,
     pool: Pool,
     shape: tuple[int, int, int, int, int, int],
-    page_tables: I32,
-    row_sequence: I32,
-    positions: I32,
+    where: tuple[I32, I32, I32],
     store_from: int,
     square: F32,
 ) -> None:
     """Rotary embedding (Su et al. 2021, halves paired as in transformers) of queries into ``query`` and of keys into the pool,
     values as they are. Rows at positions below ``store_from`` are in the pool already. Arguments as in ``Weights`` and ``Rows``;
-    ``pool`` flat.
+    ``gains``: query norm and key norm of the layer; ``where``: page tables, row sequence, positions; ``pool`` flat.
     """
+    query_norm, key_norm = gains
+    page_tables, row_sequence, positions = where
     items = (positions.size + _ROWS_EACH - 1) // _ROWS_EACH
     item = take(cells, phase)
     while item < items:
@@ -187,23 +187,23 @@ def gate_up_phase(
     cells: I64,
     phase: int,
     x: F32,
+    num_rows: int,
     length: int,
     panels: Panels,
-    at: int,
+    layer: int,
     scale: F32,
     y: F32,
-    num_rows: int,
     channels: int,
     scratch: F32,
 ) -> None:
-    """``y = silu(gate(x)) · up(x)`` (Shazeer 2020), an item for each 32 channels; from ``panels[at]`` on gate and up in turn.
+    """``y = silu(gate(x)) · up(x)`` (Shazeer 2020), an item for each 32 channels; panels of gate and up in turn, of all layers.
 
     ``x`` and ``y`` are flat; ``scratch`` [2 · num_rows · WIDTH] is the thread's own.
     """
     pairs, extent, size = num_panels(channels), length * WIDTH, num_rows * WIDTH
     pair = take(cells, phase)
     while pair < pairs:
-        first, gate = pair * WIDTH, at + 2 * pair * extent
+        first, gate = pair * WIDTH, 2 * (layer * pairs + pair) * extent
         multiply_panel(x, 0, length, num_rows, panels, gate, scale, 2 * first, scratch, 0, WIDTH, False)
         if first + WIDTH <= channels:
             multiply_panel(x, 0, length, num_rows, panels, gate + extent, scale, 2 * first + WIDTH, y, first, channels, False)
@@ -218,6 +218,19 @@ def gate_up_phase(
         done(cells, phase)
         pair = take(cells, phase)
     wait(cells, phase, pairs)
+
+
+@inline
+def pick_phase(cells: I64, phase: int, wanted: I32, query: F32, query_width: int, hidden: F32, width: int) -> None:
+    """Rows ``wanted``, ascending, become the first ones. One item."""
+    if take(cells, phase) == 0:
+        for i in range(wanted.size):
+            for k in range(query_width):
+                query[i * query_width + k] = query[wanted[i] * query_width + k]
+            for k in range(width):
+                hidden[i * width + k] = hidden[wanted[i] * width + k]
+        done(cells, phase)
+    wait(cells, phase, 1)
 
 
 @kernel(parallel=True)
@@ -242,151 +255,76 @@ def forward(
     """
     # In a prange numba writes to copies of a tuple's arrays: out of the tuples with them.
     positions, page_tables, row_sequence, cos, sin = rows.positions, rows.page_tables, rows.row_sequence, rows.cos, rows.sin
-    hidden, normed, qkv, query, attended, channels = rows.hidden, rows.normed, rows.qkv, rows.query, rows.attended, rows.channels
+    qkv, query, query_norm, key_norm = rows.qkv, rows.query, weights.query_norm, weights.key_norm
+    hidden, normed, attended = rows.hidden.reshape(-1), rows.normed.reshape(-1), rows.attended.reshape(-1)
+    channels, flat_qkv, flat_query, flat_pool = rows.channels.reshape(-1), qkv.reshape(-1), query.reshape(-1), pool.reshape(-1)
+    qkv_panels, out_panels = weights.qkv.reshape(-1), weights.out.reshape(-1)
+    gate_up_panels, down_panels = weights.gate_up.reshape(-1), weights.down.reshape(-1)
+    embedding_panels, head_panels, flat_logits = weights.embedding.reshape(-1), weights.head.reshape(-1), logits.reshape(-1)
     qkv_scale, out_scale, gate_up_scale, down_scale = (
         weights.qkv_scale,
         weights.out_scale,
         weights.gate_up_scale,
         weights.down_scale,
     )
-    qkv_bias, input_norm, post_norm, final_norm = weights.qkv_bias, weights.input_norm, weights.post_norm, weights.final_norm
-    query_norm, key_norm, head_scale = weights.query_norm, weights.key_norm, weights.head_scale
-    embedding, embedding_scale, head = weights.embedding.reshape(-1), weights.embedding_scale, weights.head.reshape(-1)
-    num_layers, qkv_panels, width, _ = weights.qkv.shape
-    out_panels, down_panels, pairs_twice = weights.out.shape[1], weights.down.shape[1], weights.gate_up.shape[1]
-    all_qkv, all_out = weights.qkv.reshape(-1), weights.out.reshape(-1)
-    all_gate_up, all_down = weights.gate_up.reshape(-1), weights.down.reshape(-1)
-
-    num_rows, head_width, inner = token_ids.size, query.shape[1], channels.shape[1]
-    flat_pool, shape = pool.reshape(-1), pool.shape
-    num_heads = head_width // shape[5]
-    flat_normed, flat_query, flat_attended, flat_channels = (
-        normed.reshape(-1),
-        query.reshape(-1),
-        attended.reshape(-1),
-        channels.reshape(-1),
-    )
-    longest = positions.max() + 1
+    embedding_scale, head_scale, qkv_bias = weights.embedding_scale, weights.head_scale, weights.qkv_bias
+    input_norm, post_norm, final_norm = weights.input_norm, weights.post_norm, weights.final_norm
     no_bias = final_norm[:0]
-    flat_hidden, flat_qkv, flat_logits = hidden.reshape(-1), qkv.reshape(-1), logits.reshape(-1)
-    outputs, vocab = qkv.shape[1], logits.shape[1]
+
+    num_layers, num_rows, shape = weights.qkv.shape[0], token_ids.size, pool.shape
+    width, qkv_width, head_width, inner, vocab = (
+        rows.hidden.shape[1],
+        qkv.shape[1],
+        query.shape[1],
+        rows.channels.shape[1],
+        logits.shape[1],
+    )
+    num_heads = head_width // shape[5]
+    wanted_positions, wanted_sequence = positions[wanted], row_sequence[wanted]
+    attention_scratch = max(row_scratch(num_heads, shape), chunk_scratch(num_heads, shape, positions.max() + 1) if is_chunk else 0)
     cells = np.zeros((_PHASES * num_layers + 4) * CELLS, np.int64)
     for thread in numba.prange(threads):
-        scratch = np.empty(2 * num_rows * WIDTH, np.float32)
+        gates = np.empty(2 * num_rows * WIDTH, np.float32)
         square = np.empty(1, np.float32)
-        scores = np.empty(chunk_scratch(num_heads, shape, longest) if is_chunk else num_heads * longest, np.float32)
-        phase = 0
-        row = take(cells, phase)
+        scratch = np.empty(attention_scratch, np.float32)
+        row = take(cells, 0)
         while row < num_rows:
-            embed(embedding, width, token_ids[row], embedding_scale, flat_hidden, row * width)
-            done(cells, phase)
-            row = take(cells, phase)
-        wait(cells, phase, num_rows)
+            embed(embedding_panels, width, token_ids[row], embedding_scale, hidden, row * width)
+            done(cells, 0)
+            row = take(cells, 0)
+        wait(cells, 0, num_rows)
+        n = num_rows
         for layer in range(num_layers):
-            phase = 1 + _PHASES * layer
-            norm_phase(cells, phase, hidden, input_norm[layer], epsilon, normed, square)
-            at = layer * qkv_panels * width * WIDTH
-            project(
-                cells,
-                phase + 1,
-                flat_normed,
-                width,
-                all_qkv,
-                at,
-                qkv_scale[layer],
-                qkv_bias[layer],
-                flat_qkv,
-                num_rows,
-                outputs,
-                False,
-            )
-            rotate_phase(
-                cells,
-                phase + 2,
-                layer,
-                qkv,
-                query_norm[layer],
-                key_norm[layer],
-                epsilon,
-                cos,
-                sin,
-                query,
-                flat_pool,
-                shape,
-                page_tables,
-                row_sequence,
-                positions,
-                store_from,
-                square,
-            )
-            if layer == num_layers - 1 and wanted.size == 0:
-                break  # of the last layer nothing is wanted but its keys and values
+            at = 1 + _PHASES * layer
+            norm_phase(cells, at, hidden, n, width, input_norm[layer], epsilon, normed, square)
+            weight, bias = qkv_scale[layer], qkv_bias[layer]
+            project(cells, at + 1, normed, n, width, qkv_panels, layer, weight, bias, flat_qkv, qkv_width, False)
+            gains = query_norm[layer], key_norm[layer]
+            where = page_tables, row_sequence, positions
+            rotate_phase(cells, at + 2, layer, qkv, gains, epsilon, cos, sin, query, flat_pool, shape, where, store_from, square)
+            if layer == num_layers - 1 and wanted.size < num_rows:
+                # Of the last layer nothing else is wanted but its keys and values.
+                if wanted.size == 0:
+                    break
+                n, where = wanted.size, (page_tables, wanted_sequence, wanted_positions)
+                pick_phase(cells, at + 3, wanted, flat_query, head_width, hidden, width)
             began = nanoseconds()
-            if is_chunk:
+            if is_chunk and n == num_rows:
+                table, start = page_tables[0], positions[0]
                 attend_chunk_phase(
-                    cells,
-                    phase + 3,
-                    flat_query,
-                    num_heads,
-                    flat_pool,
-                    shape,
-                    layer,
-                    page_tables[0],
-                    positions[0],
-                    num_rows,
-                    scaling,
-                    flat_attended,
-                    scores,
+                    cells, at + 4, flat_query, num_heads, flat_pool, shape, layer, table, start, n, scaling, attended, scratch
                 )
             else:
                 attend_phase(
-                    cells,
-                    phase + 3,
-                    flat_query,
-                    num_heads,
-                    flat_pool,
-                    shape,
-                    layer,
-                    page_tables,
-                    row_sequence,
-                    positions,
-                    scaling,
-                    flat_attended,
-                    scores,
-                    threads,
+                    cells, at + 4, flat_query, num_heads, flat_pool, shape, layer, where, scaling, attended, scratch, threads
                 )
             if thread == 0:
                 attention_time[0] += nanoseconds() - began
-            at = layer * out_panels * head_width * WIDTH
-            project(
-                cells,
-                phase + 4,
-                flat_attended,
-                head_width,
-                all_out,
-                at,
-                out_scale[layer],
-                no_bias,
-                flat_hidden,
-                num_rows,
-                width,
-                True,
-            )
-            norm_phase(cells, phase + 5, hidden, post_norm[layer], epsilon, normed, square)
-            at = layer * pairs_twice * width * WIDTH
-            gate_up_phase(
-                cells, phase + 6, flat_normed, width, all_gate_up, at, gate_up_scale[layer], flat_channels, num_rows, inner, scratch
-            )
-            at = layer * down_panels * inner * WIDTH
-            project(
-                cells, phase + 7, flat_channels, inner, all_down, at, down_scale[layer], no_bias, flat_hidden, num_rows, width, True
-            )
+            project(cells, at + 5, attended, n, head_width, out_panels, layer, out_scale[layer], no_bias, hidden, width, True)
+            norm_phase(cells, at + 6, hidden, n, width, post_norm[layer], epsilon, normed, square)
+            gate_up_phase(cells, at + 7, normed, n, width, gate_up_panels, layer, gate_up_scale[layer], channels, inner, gates)
+            project(cells, at + 8, channels, n, inner, down_panels, layer, down_scale[layer], no_bias, hidden, width, True)
         if wanted.size > 0:
-            phase = 1 + _PHASES * num_layers
-            index = take(cells, phase)
-            while index < wanted.size:
-                _norm(flat_hidden, wanted[index] * width, width, final_norm, epsilon, flat_normed, index * width, square)
-                done(cells, phase)
-                index = take(cells, phase)
-            wait(cells, phase, wanted.size)
-            project(cells, phase + 1, flat_normed, width, head, 0, head_scale, no_bias, flat_logits, wanted.size, vocab, False)
+            at = 1 + _PHASES * num_layers
+            norm_phase(cells, at, hidden, n, width, final_norm, epsilon, normed, square)
+            project(cells, at + 1, normed, n, width, head_panels, 0, head_scale, no_bias, flat_logits, vocab, False)

@@ -83,24 +83,24 @@ def project(
     cells: I64,
     phase: int,
     x: F32,
+    num_rows: int,
     length: int,
     panels: Panels,
-    at: int,
+    layer: int,
     scale: F32,
     bias: F32,
     y: F32,
-    num_rows: int,
     outputs: int,
     add: bool,
 ) -> None:
     """``y = x @ weights.T · scale + bias``, or ``+=`` of it: one phase, an item for each panel. ``bias`` may be empty.
 
-    ``x`` and ``y`` are flat, rows of ``length`` and of ``outputs``; the panels begin at ``panels[at]``.
+    ``x`` and ``y`` are flat, rows of ``length`` and of ``outputs``; ``panels`` those of all layers.
     """
     count = num_panels(outputs)
     panel = take(cells, phase)
     while panel < count:
-        weights, first = at + panel * length * WIDTH, panel * WIDTH
+        weights, first = (layer * count + panel) * length * WIDTH, panel * WIDTH
         if first + WIDTH <= outputs:
             multiply_panel(x, 0, length, num_rows, panels, weights, scale, first, y, first, outputs, add)
         else:
@@ -136,7 +136,7 @@ def linear_panels(x: F32, panels: Panels, scale: F32, bias: F32, y: F32, threads
     flat_x, flat_w, flat_y = x.reshape(-1), panels.reshape(-1), y.reshape(-1)
     cells = np.zeros(CELLS, np.int64)
     for _ in numba.prange(threads):
-        project(cells, 0, flat_x, length, flat_w, 0, scale, bias, flat_y, num_rows, outputs, False)
+        project(cells, 0, flat_x, num_rows, length, flat_w, 0, scale, bias, flat_y, outputs, False)
 
 
 @inline

@@ -405,6 +405,22 @@ def exp_all(typing: Any, x: Any, at: Any, count: Any, top: Any, scaling: Any) ->
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def widen_all(typing: Any, x: Any, x_at: Any, y: Any, y_at: Any, count: Any) -> Any:
+    """``y[y_at + i] = x[x_at + i]`` for ``i < count``; ``x`` of any type that kernels read, ``y`` float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x_data, y_data = array_data(context, builder, x, args[0]), array_data(context, builder, y, args[2])
+
+        def body(k: Any, load: Any, store: Any) -> None:
+            store(builder, load(builder, x, x_data, builder.add(args[1], k)), y_data, builder.add(args[3], k))
+
+        _for_each(builder, args[4], body)
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, y, types.intp, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def multiply_all(typing: Any, x: Any, at: Any, count: Any, factor: Any) -> Any:
     """``x[i] *= factor`` over ``x[at : at + count]``, float32."""
 
@@ -472,6 +488,21 @@ def _reduction(x: Any, start: float, combine: Callable[[Any, Any, Any], Any]) ->
         return result
 
     return generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing: Any, array: Any, at: Any) -> Any:
+    """Ask for the cache line of ``array[at]``, which need not exist, into the second cache."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        place = builder.bitcast(builder.gep(array_data(context, builder, array, args[0]), [args[1]]), byte)
+        function = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+        read, second, data = ir.Constant(_I32, 0), ir.Constant(_I32, 2), ir.Constant(_I32, 1)
+        builder.call(cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0"), [place, read, second, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
