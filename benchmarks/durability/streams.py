@@ -11,7 +11,7 @@ import httpx
 
 from benchmarks.api_overhead import parse
 
-_POLL = 0.01
+_POLL = 0.02
 
 
 @dataclass(slots=True)
