@@ -4,9 +4,9 @@ Numba invalidates a cached kernel when the file that holds it changes, not when 
 the cache folder is named by a hash of all the kernels' sources: stale machine code cannot be found, and several installed
 versions do not meet.
 
-Threads: torch is imported before numba's OpenMP layer is loaded, so that both bind to one libgomp and share one pool of threads
-instead of fighting over the cores. A parallel call then costs 2 µs; with numba's own pool (workqueue) it cost 60, at about 240
-calls a step.
+Threads: numba's OpenMP layer binds to the system's libgomp (Debian's libgomp1) where there is one, torch to the one that it brings:
+two pools, of which one works at a time. A fused forward pass is a single parallel region, so what it costs to wake a pool is paid
+once for each call; without a libgomp numba's own pool does it.
 """
 
 import hashlib
