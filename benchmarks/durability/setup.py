@@ -99,7 +99,7 @@ def available_memory() -> int:
 
 
 def process_memory(pid: int, key: str) -> int:
-    """Bytes: ``VmHWM`` (peak), ``VmRSS``, ``RssAnon``."""
+    """Bytes: ``VmHWM`` (peak), ``VmRSS``, ``RssAnon``, ``RssFile``."""
     return _kib(Path(f"/proc/{pid}/status"), key)
 
 
