@@ -6,7 +6,9 @@ that the contents and the proof depend on: the model, the number format, our own
 
 import hashlib
 import json
+import os
 import shutil
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -24,6 +26,7 @@ from engine.model_source import build_folder, cache_folder, locked
 
 _MANIFEST = "manifest.json"
 _MAPPED_FROM = 1 << 20  #: bytes; smaller arrays are read
+_KEPT_UNUSED = 7 * 86_400.0  #: seconds
 _SCALARS = ("rope_scale", "epsilon", "scaling")
 
 
@@ -38,15 +41,16 @@ def folder_for(fingerprint: str, weights: str) -> Path:
 
 
 def save(folder: Path, llama: LlamaWeights, facts: Mapping[str, Any]) -> None:
-    """Write ``folder``, whole or not at all, and remove what it replaces: the same model as other versions of ours packed it.
+    """Write ``folder``, whole or not at all. What other versions of ours packed of this model goes when nobody used it for a week.
 
     ``facts`` come back from ``load``; they hold what JSON can.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     stem = folder.name.rpartition("-")[0]
     with locked(folder.with_name(f".{stem}.lock")):
-        for old in folder.parent.glob(f"{stem}-*"):
-            shutil.rmtree(old)
+        for other in folder.parent.glob(f"{stem}-*"):
+            if other == folder or not _used_lately(other / _MANIFEST):
+                shutil.rmtree(other)
         build_folder(folder, lambda scratch: _write(scratch, llama, facts))
 
 
@@ -76,9 +80,17 @@ def load(folder: Path) -> tuple[LlamaWeights, dict[str, Any]] | None:
         for part in ("embedding", "embedding_scale"):
             arrays.setdefault(part, arrays[part.replace("embedding", "head")])
         inv_freq = arrays.pop("inv_freq")
+        os.utime(folder / _MANIFEST)
         return LlamaWeights(Weights(**arrays), inv_freq, **manifest["scalars"]), manifest["facts"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _used_lately(manifest: Path) -> bool:
+    try:
+        return time.time() - manifest.stat().st_mtime < _KEPT_UNUSED
+    except OSError:
+        return False
 
 
 def _read(folder: Path, name: str, checksum: str) -> npt.NDArray[Any]:

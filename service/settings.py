@@ -79,7 +79,7 @@ class Settings(BaseModel):
     prefill_chunk: int = _field("Engine", 256, "Prompt tokens per call; a multiple of the page size.", ge=1, le=16384)
     max_running: int = _field("Engine", 32, "Sequences on the device at once.", ge=1, le=4096)
     max_step_tokens: int = _field("Engine", 512, "Prompt tokens computed in one step; at least one chunk.", ge=1, le=65536)
-    max_step_rows: int = _field("Engine", 64, "Generated tokens (new or replayed) computed in one step.", ge=1, le=4096)
+    max_step_rows: int = _field("Engine", 512, "Generated tokens (new or replayed) computed in one step.", ge=1, le=4096)
     max_context: int | None = _field("Engine", None, "Longest prompt plus answer, in tokens. Unset: the model's own.", ge=2)
     threads: int | None = _field("Engine", None, "Threads for arithmetic. Unset: one per physical core.", ge=1, le=1024)
     device: str = _field("Engine", "cpu", "Where models run: cpu, cuda or cuda:N.", pattern=r"^(cpu|cuda(:[0-9]+)?)$")

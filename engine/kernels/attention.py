@@ -27,7 +27,7 @@ from engine.kernels.vector import (
 
 _SLOTS = LANES  #: slots of a row's sequence that are read together
 _BLOCK = 64  #: rows of a chunk that share one turning of the keys
-_TOGETHER = 8  #: rows of a chunk whose scores are computed together
+_TOGETHER = 8  #: rows of a run, and rows of a chunk whose scores are computed together
 
 Pool = npt.NDArray[Any]
 """[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim] of float32, uint16 (bfloat16) or int16 (float16)."""
@@ -94,11 +94,26 @@ def attend(
 ) -> None:
     """Each row over its sequence's slots 0 .. its own position, which are all written; see ``attend_rows``. ``query`` and
     ``output`` are flat [N, num_heads, head_dim]."""
-    flat_pool, shape, where = pool.reshape(-1), pool.shape, (page_tables, row_sequence, positions)
+    flat_pool, shape = pool.reshape(-1), pool.shape
+    where = page_tables, row_sequence, positions, find_runs(row_sequence, positions)
     cells = np.zeros(CELLS, np.int64)
     for _ in numba.prange(threads):
         scratch = np.empty(row_scratch(num_heads, shape), np.float32)
         attend_phase(cells, 0, query, num_heads, flat_pool, shape, layer, where, scaling, output, scratch, threads)
+
+
+@inline
+def find_runs(row_sequence: I32, positions: I32) -> I32:
+    """Where runs of up to 8 rows begin that are consecutive positions of one sequence, and the number of rows behind them."""
+    runs = np.empty(positions.size + 1, np.int32)
+    count = 0
+    for row in range(positions.size):
+        follows = row > 0 and row_sequence[row] == row_sequence[row - 1] and positions[row] == positions[row - 1] + 1
+        if not follows or row - runs[count - 1] == _TOGETHER:
+            runs[count] = row
+            count += 1
+    runs[count] = positions.size
+    return runs[: count + 1]
 
 
 @inline
@@ -110,47 +125,47 @@ def attend_phase(
     pool: Pool,
     shape: tuple[int, int, int, int, int, int],
     layer: int,
-    where: tuple[I32, I32, I32],
+    where: tuple[I32, I32, I32, I32],
     scaling: np.float32,
     output: F32,
     scratch: F32,
     threads: int,
 ) -> None:
-    """One phase, an item for each row, or for each kv head of one. ``where``: page tables, row sequence, positions; ``scratch``:
-    the thread's own, ``row_scratch`` of it; everything else flat."""
-    page_tables, row_sequence, positions = where
-    num_rows, num_kv_heads, head_dim = positions.size, shape[4], shape[5]
-    group = num_heads // num_kv_heads
-    # A row's heads lie side by side in each slot: one thread reads them together, unless rows are fewer than threads.
-    heads_each = num_kv_heads if num_rows >= threads else 1
+    """One phase, an item for each run of rows, or for each kv head of one. ``where``: page tables, row sequence, positions, runs;
+    ``scratch``: the thread's own, ``row_scratch`` of it; everything else flat."""
+    page_tables, row_sequence, positions, runs = where
+    num_runs, num_kv_heads = runs.size - 1, shape[4]
+    # A row's heads lie side by side in each slot: one thread reads them together, unless runs are fewer than threads.
+    heads_each = num_kv_heads if num_runs >= threads else 1
     items_each = num_kv_heads // heads_each
     item = take(cells, phase)
-    while item < num_rows * items_each:
-        row, first_head = item // items_each, item % items_each * heads_each
+    while item < num_runs * items_each:
+        first, last = runs[item // items_each], runs[item // items_each + 1]
         _attend(
             query,
             pool,
             shape,
             layer,
-            first_head,
+            item % items_each * heads_each,
             heads_each,
-            page_tables[row_sequence[row]],
-            positions[row] + 1,
+            page_tables[row_sequence[first]],
+            positions[first],
+            first,
+            last - first,
             scaling,
             scratch,
             output,
-            (row * num_heads + first_head * group) * head_dim,
-            group,
+            num_heads,
         )
         done(cells, phase)
         item = take(cells, phase)
-    wait(cells, phase, num_rows * items_each)
+    wait(cells, phase, num_runs * items_each)
 
 
 @inline
 def row_scratch(num_heads: int, shape: tuple[int, int, int, int, int, int]) -> int:
     """float32 that a thread needs for ``attend_phase``."""
-    return 2 * _SLOTS * shape[4] * shape[5] + num_heads * (_SLOTS + 2)
+    return 2 * _SLOTS * shape[4] * shape[5] + num_heads * (_SLOTS + 2 * _TOGETHER)
 
 
 @inline
@@ -160,61 +175,71 @@ def _attend(
     shape: tuple[int, int, int, int, int, int],
     layer: int,
     first_head: int,
-    num_heads: int,
+    kv_heads: int,
     page_table: I32,
-    length: int,
+    start: int,
+    first_row: int,
+    num_rows: int,
     scaling: np.float32,
     scratch: F32,
     output: F32,
-    at: int,
-    group: int,
+    num_heads: int,
 ) -> None:
-    """Softmax attention of the query heads that share kv heads ``first_head ..``, ``group`` to each; ``at`` is where they begin in
-    ``query`` and ``output``. Heads do not touch each other's sums: together they only read memory in order.
+    """Softmax attention of the query heads that share kv heads ``first_head ..``, for a run of rows of which the first is at
+    position ``start``. Rows and heads do not touch each other's sums: together they only read memory once, and in order.
 
-    Slots are read once, keys and values of up to 16 together, and sums kept relative to the largest score so far (Milakov &
-    Gimelshein, "Online normalizer calculation for softmax", 2018). Copied out of the page first: read in the order of the scores,
-    slots come from memory at less than half the speed.
+    Keys and values of up to 16 slots are read together, and sums kept relative to the largest score so far (Milakov & Gimelshein,
+    "Online normalizer calculation for softmax", 2018). Slots are copied out of the page first: read in the order of the scores,
+    they come from memory at less than half the speed.
     """
     _, _, _, page_size, num_kv_heads, dim = shape
-    stride, width, vectors = num_kv_heads * dim, num_heads * dim, num_heads * group
+    stride, width, group = num_kv_heads * dim, kv_heads * dim, num_heads // num_kv_heads
+    vectors = kv_heads * group
     values, scores = _SLOTS * width, 2 * _SLOTS * width
-    tops, sums = scores + vectors * _SLOTS, scores + vectors * (_SLOTS + 1)
-    for vector in range(vectors):
-        scratch[tops + vector], scratch[sums + vector] = np.float32(-np.inf), np.float32(0.0)
-    for i in range(vectors * dim):
-        output[at + i] = np.float32(0.0)
-    lines = (2 * _SLOTS * width * pool.itemsize // 64) // (2 * num_heads + vectors) + 1 if width == stride else 0
-    position = 0
+    tops = scores + vectors * _SLOTS
+    sums = tops + vectors * num_rows
+    for i in range(vectors * num_rows):
+        scratch[tops + i], scratch[sums + i] = np.float32(-np.inf), np.float32(0.0)
+    for row in range(num_rows):
+        at = ((first_row + row) * num_heads + first_head * group) * dim
+        for i in range(vectors * dim):
+            output[at + i] = np.float32(0.0)
+    lines = (2 * _SLOTS * width * pool.itemsize // 64) // (2 * kv_heads + vectors) + 1 if width == stride else 0
+    position, length = 0, start + num_rows
     while position < length:
-        count = min(_SLOTS, page_size - position % page_size, length - position)
+        slots = min(_SLOTS, page_size - position % page_size, length - position)
         keys = slot_offset(shape, layer, page_table, position) + first_head * dim
-        _copy_slots(pool, keys, stride, scratch, 0, width, count)
-        _copy_slots(pool, keys + page_size * stride, stride, scratch, values, width, count)
+        _copy_slots(pool, keys, stride, scratch, 0, width, slots)
+        _copy_slots(pool, keys + page_size * stride, stride, scratch, values, width, slots)
         # Ask for the following slots a few lines at a time: a core has some twenty requests to memory open and waits with the next.
-        ahead, asked = slot_offset(shape, layer, page_table, min(position + count, length - 1)) + first_head * dim, 0
-        for head in range(num_heads):
-            queries, first = at + head * group * dim, scores + head * group * _SLOTS
-            _scores(query, queries, scratch, head * dim, width, dim, count, scratch, first, _SLOTS, group)
-            asked = _ask(pool, ahead, page_size * stride, width, asked, lines)
+        ahead, asked = slot_offset(shape, layer, page_table, min(position + slots, length - 1)) + first_head * dim, 0
+        for row in range(max(0, position - start), num_rows):
+            at = ((first_row + row) * num_heads + first_head * group) * dim
+            count = min(slots, start + row + 1 - position)
+            for head in range(kv_heads):
+                queries, first = at + head * group * dim, scores + head * group * _SLOTS
+                _scores(query, queries, scratch, head * dim, width, dim, count, scratch, first, _SLOTS, group)
+                asked = _ask(pool, ahead, page_size * stride, width, asked, lines)
+            for vector in range(vectors):
+                first, state = scores + vector * _SLOTS, row * vectors + vector
+                before, top = scratch[tops + state], largest(scratch, first, count)
+                if top > before:
+                    shrink = exp((before - top) * scaling)
+                    multiply_all(output, at + vector * dim, dim, shrink)
+                    scratch[sums + state] *= shrink
+                    scratch[tops + state] = top
+                exp_all(scratch, first, count, scratch[tops + state], scaling)
+                scratch[sums + state] += total(scratch, first, count)
+                asked = _ask(pool, ahead, page_size * stride, width, asked, lines)
+            for head in range(kv_heads):
+                mixed, first = at + head * group * dim, scores + head * group * _SLOTS
+                mix(scratch, first, _SLOTS, scratch, values + head * dim, width, count, output, mixed, dim, group)
+                asked = _ask(pool, ahead, page_size * stride, width, asked, lines)
+        position += slots
+    for row in range(num_rows):
+        at = ((first_row + row) * num_heads + first_head * group) * dim
         for vector in range(vectors):
-            first = scores + vector * _SLOTS
-            before, top = scratch[tops + vector], largest(scratch, first, count)
-            if top > before:
-                shrink = exp((before - top) * scaling)
-                multiply_all(output, at + vector * dim, dim, shrink)
-                scratch[sums + vector] *= shrink
-                scratch[tops + vector] = top
-            exp_all(scratch, first, count, scratch[tops + vector], scaling)
-            scratch[sums + vector] += total(scratch, first, count)
-            asked = _ask(pool, ahead, page_size * stride, width, asked, lines)
-        for head in range(num_heads):
-            mixed, first = at + head * group * dim, scores + head * group * _SLOTS
-            mix(scratch, first, _SLOTS, scratch, values + head * dim, width, count, output, mixed, dim, group)
-            asked = _ask(pool, ahead, page_size * stride, width, asked, lines)
-        position += count
-    for vector in range(vectors):
-        multiply_all(output, at + vector * dim, dim, np.float32(1.0) / scratch[sums + vector])
+            multiply_all(output, at + vector * dim, dim, np.float32(1.0) / scratch[sums + row * vectors + vector])
 
 
 @inline

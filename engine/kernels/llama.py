@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from engine.kernels.attention import Pool, attend_chunk_phase, attend_phase, chunk_scratch, row_scratch, slot_offset
+from engine.kernels.attention import Pool, attend_chunk_phase, attend_phase, chunk_scratch, find_runs, row_scratch, slot_offset
 from engine.kernels.jit import F32, I32, I64, inline, kernel
 from engine.kernels.panels import WIDTH, Panels, embed, multiply_panel, num_panels, project
 from engine.kernels.team import CELLS, done, take, wait
@@ -104,16 +104,16 @@ def rotate_phase(
     query: F32,
     pool: Pool,
     shape: tuple[int, int, int, int, int, int],
-    where: tuple[I32, I32, I32],
+    where: tuple[I32, I32, I32, I32],
     store_from: int,
     square: F32,
 ) -> None:
     """Rotary embedding (Su et al. 2021, halves paired as in transformers) of queries into ``query`` and of keys into the pool,
     values as they are. Rows at positions below ``store_from`` are in the pool already. Arguments as in ``Weights`` and ``Rows``;
-    ``gains``: query norm and key norm of the layer; ``where``: page tables, row sequence, positions; ``pool`` flat.
+    ``gains``: query norm and key norm of the layer; ``where``: page tables, row sequence, positions, runs; ``pool`` flat.
     """
     query_norm, key_norm = gains
-    page_tables, row_sequence, positions = where
+    page_tables, row_sequence, positions, _ = where
     items = (positions.size + _ROWS_EACH - 1) // _ROWS_EACH
     item = take(cells, phase)
     while item < items:
@@ -281,6 +281,7 @@ def forward(
     )
     num_heads = head_width // shape[5]
     wanted_positions, wanted_sequence = positions[wanted], row_sequence[wanted]
+    runs, wanted_runs = find_runs(row_sequence, positions), find_runs(wanted_sequence, wanted_positions)
     attention_scratch = max(row_scratch(num_heads, shape), chunk_scratch(num_heads, shape, positions.max() + 1) if is_chunk else 0)
     cells = np.zeros((_PHASES * num_layers + 4) * CELLS, np.int64)
     for thread in numba.prange(threads):
@@ -300,13 +301,13 @@ def forward(
             weight, bias = qkv_scale[layer], qkv_bias[layer]
             project(cells, at + 1, normed, n, width, qkv_panels, layer, weight, bias, flat_qkv, qkv_width, False)
             gains = query_norm[layer], key_norm[layer]
-            where = page_tables, row_sequence, positions
+            where = page_tables, row_sequence, positions, runs
             rotate_phase(cells, at + 2, layer, qkv, gains, epsilon, cos, sin, query, flat_pool, shape, where, store_from, square)
             if layer == num_layers - 1 and wanted.size < num_rows:
                 # Of the last layer nothing else is wanted but its keys and values.
                 if wanted.size == 0:
                     break
-                n, where = wanted.size, (page_tables, wanted_sequence, wanted_positions)
+                n, where = wanted.size, (page_tables, wanted_sequence, wanted_positions, wanted_runs)
                 pick_phase(cells, at + 3, wanted, flat_query, head_width, hidden, width)
             began = nanoseconds()
             if is_chunk and n == num_rows:

@@ -104,7 +104,7 @@ def test_a_folder_that_fails_half_way_is_never_seen(tmp_path):
         raise RuntimeError("disk full")
 
     with pytest.raises(RuntimeError):
-        model_source._build(tmp_path / "model", fail)
+        model_source.build_folder(tmp_path / "model", fail)
     assert list(tmp_path.iterdir()) == []
 
 

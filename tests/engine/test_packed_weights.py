@@ -1,5 +1,6 @@
 """Packed weights: whole and proved, or made again."""
 
+import os
 import subprocess
 import sys
 
@@ -69,7 +70,7 @@ def test_what_is_damaged_is_made_again(folder, tmp_path, damage):
     assert packed_weights.load(packed) is not None
 
 
-def test_the_name_says_what_the_contents_depend_on_and_the_old_goes(folder, tmp_path, monkeypatch):
+def test_the_name_says_what_the_contents_depend_on_and_the_unused_goes(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     fingerprint = model_source.fingerprint(folder)
     packed = packed_weights.folder_for(fingerprint, "fp32")
@@ -79,8 +80,14 @@ def test_the_name_says_what_the_contents_depend_on_and_the_old_goes(folder, tmp_
     other = packed.with_name(f"{fingerprint}-int8-0123456789abcdef")
     outdated.mkdir(parents=True)
     other.mkdir()
+    in_use = packed.with_name(f"{fingerprint}-fp32-fedcba9876543210")
+    in_use.mkdir()
+    (in_use / "manifest.json").touch()
+    (outdated / "manifest.json").touch()
+    os.utime(outdated / "manifest.json", (0, 0))
     load_model(folder, threads=2, packed=packed)
-    assert sorted(path.name for path in packed.parent.iterdir() if path.is_dir()) == sorted([packed.name, other.name])
+    kept = sorted(path.name for path in packed.parent.iterdir() if path.is_dir())
+    assert kept == sorted([packed.name, other.name, in_use.name])
 
 
 def test_other_models_are_not_packed(tmp_path):
