@@ -17,7 +17,7 @@ LENGTHS = [3, 40, 16, 17, 33]
 
 
 def requests():
-    return [request(f"job-{i}", n, seed=i if i % 2 else None, max_tokens=10 + 3 * i, order=i) for i, n in enumerate(LENGTHS)]
+    return [request(f"job-{i}", n, seed=i if i % 2 else None, max_tokens=60 + 10 * i, order=i) for i, n in enumerate(LENGTHS)]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_chain_of_crashes(tiny_folder, tiny_model, alone, seed):
     while not ended(store):
         now = life(tiny_folder, tiny_model, store, before, blame=True)
         lives += 1
-        target = sum(store.get(job.sequence_id).log_length for job in requests()) + rng.randrange(1, 30)
+        target = sum(store.get(job.sequence_id).log_length for job in requests()) + rng.randrange(1, 150)
         wait_until(lambda: ended(store) or sum(store.get(j.sequence_id).log_length for j in requests()) >= target)  # noqa: B023
         now.crash()
         restored += now.rig.stats.swapped_in
