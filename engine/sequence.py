@@ -73,9 +73,12 @@ class Sequence:
         return self.num_stored < self.num_prompt
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Who goes first: higher priority, then earlier order."""
-        return (-(self.request.priority + self.boost), self.request.order)
+    def rank(self) -> tuple[bool, int, int]:
+        """Who goes first: suspects, by order, so that a crash is the first one's fault; then higher priority, then earlier order.
+
+        A suspect that waited for pages behind others would be blamed for their crashes.
+        """
+        return (not self.alone, 0 if self.alone else -(self.request.priority + self.boost), self.request.order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ class MemoryJobStore:
                 return Registered(refused, holder=state.engine_record(old))
             failed: list[str] = []
             for job in owned:
-                if blame and job.record.strikes >= POISON_STRIKES:
+                if blame and job.record.strikes >= POISON_STRIKES and not failed:
                     state.end_poisoned(job)
                     failed.append(job.record.job_id)
                 else:

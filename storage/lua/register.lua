@@ -26,7 +26,8 @@ local failed = {}
 for _, id in ipairs(ids) do
   local job = get(id, 'fence', 'strikes', 'recoveries')
   local strikes = tonumber(job[2])
-  if blame and strikes >= POISON_STRIKES then
+  -- Suspects run alone, one after the other: this crash is the fault of the first of them, and the next has its turn.
+  if blame and strikes >= POISON_STRIKES and #failed == 0 then
     end_poisoned(id)
     failed[#failed + 1] = id
   else

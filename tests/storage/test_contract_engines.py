@@ -414,6 +414,21 @@ class TestStrikes:
         assert "three times" in record.error.message
         assert "alone" in record.error.message
 
+    def test_of_several_suspects_the_first_is_to_blame(self, store: JobStore, engine: EngineUnderTest):
+        """They run alone, one after the other: the others had no turn yet."""
+        for name in ("job-1", "job-2", "job-3"):
+            submit(store, name)
+        engine.claim()
+        engine.register("inc-2", blame=True)
+        engine.register("inc-3", blame=True)
+        answer = engine.register("inc-4", blame=True)
+        assert answer.failed == ("job-1",)
+        assert [job.job_id for job in answer.owned] == ["job-2", "job-3"]
+        engine.commit("job-2", 4)
+        answer = engine.register("inc-5", blame=True)
+        assert answer.failed == ("job-3",)
+        assert [(job.job_id, job.strikes) for job in answer.owned] == [("job-2", 1)]
+
     def test_progress_clears_them(self, store: JobStore, engine: EngineUnderTest):
         submit(store)
         engine.claim()
