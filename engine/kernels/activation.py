@@ -6,8 +6,8 @@ import math
 import numba
 import numpy as np
 
+from engine.kernels.elementwise import exp, fma, silu
 from engine.kernels.jit import F32, inline, kernel
-from engine.kernels.vector import exp, fma, silu
 
 SILU, GELU, GELU_TANH = 0, 1, 2
 

@@ -12,11 +12,13 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from engine.kernels.attention import Pool, attend_chunk_phase, attend_phase, chunk_scratch, find_runs, row_scratch, slot_offset
+from engine.kernels.attention import Pool, attend_phase, find_runs, row_scratch, slot_offset
+from engine.kernels.chunk_attention import attend_chunk_phase, chunk_scratch
+from engine.kernels.elementwise import gate_all, nanoseconds, store_element
 from engine.kernels.jit import F32, I32, I64, inline, kernel
 from engine.kernels.panels import WIDTH, Panels, embed, multiply_panel, num_panels, project
 from engine.kernels.team import CELLS, done, take, wait
-from engine.kernels.vector import gate_all, make_dots, nanoseconds, store_element
+from engine.kernels.vector import make_dots
 
 _dots_1x1 = make_dots(1, 1)
 _ROWS_EACH = 4  #: rows of an item of the phases that go by rows

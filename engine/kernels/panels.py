@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import binding
 
+from engine.kernels.elementwise import load_element, store_element
 from engine.kernels.jit import F32, I64, inline, kernel
+from engine.kernels.llvm import LANES
 from engine.kernels.team import CELLS, done, take, wait
-from engine.kernels.vector import LANES, load_element, make_tile, store_element
+from engine.kernels.vector import make_tile
 
 WIDTH = 2 * LANES
 # Sixteen sums of 16 lanes leave half of AVX-512's registers for what they are made of; elsewhere registers are narrower.

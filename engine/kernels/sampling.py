@@ -19,8 +19,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from engine.kernels.elementwise import float_from_bits
 from engine.kernels.jit import F32, I32, inline, kernel
-from engine.kernels.vector import float_from_bits
 
 BLOCK = 128
 NO_LOGPROBS = -1

@@ -13,7 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.kernels.jit import I64, inline
-from engine.kernels.vector import array_data
+from engine.kernels.llvm import array_data
 
 CELLS = 16
 """int64 that a phase needs, all zero at first: the next item and the number of items done, each in a cache line of its own."""

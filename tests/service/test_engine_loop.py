@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.model import load_model
 from storage import chain
 from storage.errors import StoreUnavailable
 from storage.records import JobStatus, LogRead
@@ -111,6 +112,25 @@ def test_a_chain_of_crashes(tiny_folder, tiny_model, alone, seed):
     assert logs(store) == alone
     assert max(store.get(job.sequence_id).recoveries for job in requests()) >= 1
     assert max(store.get(job.sequence_id).strikes for job in requests()) == 0
+
+
+@pytest.mark.parametrize(("weights", "kv_dtype"), [("bf16", "bfloat16"), ("int8", "float16"), ("int8", "float32")])
+def test_a_crash_changes_no_token_in_any_number_format(tiny_folder, weights, kv_dtype):
+    model = load_model(tiny_folder, weights=weights, kv_dtype=kv_dtype, threads=2)
+    rig = make_rig(tiny_folder, model)
+    for job in requests():
+        rig.add(job)
+    expected = rig.run()
+    store, before, restored = new_store(), None, 0
+    submit(store, requests())
+    while not ended(store):
+        now = life(tiny_folder, model, store, before)
+        target = sum(store.get(job.sequence_id).log_length for job in requests()) + 90
+        wait_until(lambda: ended(store) or sum(store.get(j.sequence_id).log_length for j in requests()) >= target)  # noqa: B023
+        now.crash()
+        restored, before = restored + now.rig.stats.swapped_in, now
+    assert restored > 0
+    assert logs(store) == expected
 
 
 def test_a_cancelled_job_is_dropped_and_the_others_go_on(tiny_folder, tiny_model, alone):
