@@ -109,9 +109,7 @@ class Subject:
         durable = table is not None
         return make_residency(device, host, prefill_chunk=CHUNK, table=table, durable=durable, reserve=reserve)
 
-    def engine(
-        self, residency: Residency, budget: Budget, runner: Runner | None = None, max_context: int | None = None
-    ) -> Engine:
+    def engine(self, residency: Residency, budget: Budget, runner: Runner | None = None, max_context: int | None = None) -> Engine:
         device = residency.cache.device
         return Engine(
             runner or make_runner(self.model, device.tensor, device.geometry.page_size, CHUNK),
