@@ -17,7 +17,7 @@ from engine.identity import root_identity
 from engine.model import LoadedModel, load_model
 from engine.pools import DevicePool, HostPool, MemoryBacking, PageBacking
 from engine.residency import Residency
-from engine.runner import Runner, make_runner
+from engine.runner import make_runner
 from engine.sampler import SamplingParams
 from engine.scheduler import Budget, Preemption
 from engine.sequence import Request
@@ -109,10 +109,10 @@ class Subject:
         durable = table is not None
         return make_residency(device, host, prefill_chunk=CHUNK, table=table, durable=durable, reserve=reserve)
 
-    def engine(self, residency: Residency, budget: Budget, runner: Runner | None = None, max_context: int | None = None) -> Engine:
+    def engine(self, residency: Residency, budget: Budget, max_context: int | None = None) -> Engine:
         device = residency.cache.device
         return Engine(
-            runner or make_runner(self.model, device.tensor, device.geometry.page_size, CHUNK),
+            make_runner(self.model, device.tensor, device.geometry.page_size, CHUNK),
             residency,
             self.tokenizer,
             budget,
