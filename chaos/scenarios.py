@@ -216,8 +216,9 @@ def bit_flips(stage: Stage, flips: int) -> None:
         for page in pages:
             stage.inflict(FlipBit(page, stage.rng.randrange(1 << 30)))
         damaged = planned_recovery(stage)
+        received = stage.history.tokens
         stage.cluster.serve()
-        stage.wait_progress(20)
+        stage.wait_progress(20, since=received)  # all jobs may have ended before the service was found ready
         failures = stage.metrics()["page_verify_failures_total"]
         restored = sum(job.pages_restored for job in clean), sum(job.pages_restored for job in damaged)
         stage.notes.append(f"{flips} bits: {failures:g} pages refused, to be restored {restored[0]} -> {restored[1]}")

@@ -62,9 +62,9 @@ class Stage:
         """A random moment: the one kind of sleep here, since the moment itself is what is tried."""
         time.sleep(self.rng.uniform(low, high))
 
-    def wait_progress(self, tokens: int = 1, timeout: float = 90.0) -> None:
-        """Until clients received ``tokens`` more. Raises Timeout."""
-        goal = self.history.tokens + tokens
+    def wait_progress(self, tokens: int = 1, timeout: float = 90.0, since: int | None = None) -> None:
+        """Until clients received ``tokens`` more than now, or than ``since``. Raises Timeout."""
+        goal = (self.history.tokens if since is None else since) + tokens
         wait_until(lambda: self.history.tokens >= goal, timeout, f"{tokens} more tokens for the clients")
 
     # --- engines ------------------------------------------------------------------------------------------------------
