@@ -108,6 +108,9 @@ class Process:
         return answer
 
     def _last_words(self) -> str:
+        """Of a process that closed its pipe: complete once it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
         self._log.seek(0)
         return f"died: {last_line(self._log.read())}"
 

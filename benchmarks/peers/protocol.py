@@ -60,6 +60,7 @@ def serve(load: Callable[[], tuple[Callable[[Message], Message], Message]]) -> N
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped process would outlive the one that stopped it
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print; the pipe is ours
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # else their chatter comes after what it dies of
 
     def tell(message: Message) -> None:
         print(json.dumps(message), file=answers, flush=True)
