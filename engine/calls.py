@@ -69,7 +69,3 @@ class CallSlot:
     @property
     def attention_seconds(self) -> float:
         return float(self.attention_time[0]) * 1e-9
-
-    @property
-    def in_rows(self) -> bool:
-        return type(self.call) is RowsCall

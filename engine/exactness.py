@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from llvmlite import binding
 
+from engine import sources
 from engine.kernels.attention import attend_rows
 from engine.pools import DTYPES, kernel_array
 from engine.runner import Runner
 
 _PACKAGES = ("torch", "numba", "llvmlite", "numpy", "transformers")
+#: sources in which a change may change bits
+_ARITHMETIC = ("kernels/*.py", "llama*.py", "rowwise.py", "chunk_attention.py")
 # They choose other code paths inside torch, MKL and oneDNN.
 _ENVIRONMENT = (
     "ATEN_CPU_CAPABILITY",
@@ -45,15 +48,12 @@ def arithmetic_fingerprint(
 ) -> str:
     """32 hex digits (BLAKE2b-128) of all that may change the bits of a result for the same model and tokens.
 
-    Covers library versions, the kernels' source, the CPU and its features (with a device too: rotary frequencies are computed
-    there), variables that steer the libraries, the arguments, and ``Runner.device_facts``.
+    Covers library versions, the sources of our arithmetic, the CPU and its features (with a device too: rotary frequencies are
+    computed there), variables that steer the libraries, the arguments, and ``Runner.device_facts``.
     """
-    kernels = hashlib.blake2b(digest_size=16)
-    for source in sorted((Path(__file__).parent / "kernels").glob("*.py")):
-        kernels.update(source.read_bytes())
     facts: dict[str, Any] = {
         "packages": {name: version(name) for name in _PACKAGES},
-        "kernels": kernels.hexdigest(),
+        "sources": sources.digest(*_ARITHMETIC),
         "machine": platform.machine(),
         "cpu": [
             binding.get_host_cpu_name(),

@@ -36,76 +36,79 @@ def pack_llama(module: Any, weights: str, threads: int) -> LlamaWeights:
 
     The module's own are set to what was kept of them, so that it stays the reference for our results.
     """
-    layers, config = module.model.layers, module.config
-    count, hidden = len(layers), config.hidden_size
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    dim = layers[0].self_attn.head_dim
-    channels = config.intermediate_size
     packer = _Packer(weights, threads)
+    rope = module.model.rotary_emb
+    return LlamaWeights(
+        weights=Weights(**_layers(module, packer), **_embeddings(module, packer), **_vectors(module)),
+        inv_freq=rope.inv_freq.detach().float().numpy().copy(),
+        rope_scale=float(rope.attention_scaling),
+        epsilon=float(module.config.rms_norm_eps),
+        scaling=float(module.model.layers[0].self_attn.scaling),
+    )
 
-    qkv, qkv_scale = packer.room(count, (heads + 2 * kv_heads) * dim, hidden)
-    out, out_scale = packer.room(count, hidden, heads * dim)
+
+def _layers(module: Any, packer: "_Packer") -> dict[str, npt.NDArray[Any]]:
+    """The projections of all layers, with their scales."""
+    layers, config = module.model.layers, module.config
+    count, hidden, channels = len(layers), config.hidden_size, config.intermediate_size
+    heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, layers[0].self_attn.head_dim
     pairs = num_panels(channels)
-    gate_up, gate_up_scale = packer.room(count, 2 * pairs * WIDTH, hidden)
-    down, down_scale = packer.room(count, hidden, channels)
+    widths = {
+        "qkv": ((heads + 2 * kv_heads) * dim, hidden),
+        "out": (hidden, heads * dim),
+        "gate_up": (2 * pairs * WIDTH, hidden),
+        "down": (hidden, channels),
+    }
+    found = {}
+    for name, (outputs, length) in widths.items():
+        found[name], found[f"{name}_scale"] = packer.room(count, outputs, length)
     for i, layer in enumerate(layers):
         attention, mlp = layer.self_attn, layer.mlp
-        packer.pack([attention.q_proj, attention.k_proj, attention.v_proj], qkv[i], qkv_scale[i])
-        packer.pack([attention.o_proj], out[i], out_scale[i])
+        packer.pack([attention.q_proj, attention.k_proj, attention.v_proj], found["qkv"][i], found["qkv_scale"][i])
+        packer.pack([attention.o_proj], found["out"][i], found["out_scale"][i])
+        packer.pack([mlp.down_proj], found["down"][i], found["down_scale"][i])
         # Panels of gate and up alternate.
-        alternate, scales = gate_up[i].reshape(pairs, 2, hidden, WIDTH), gate_up_scale[i].reshape(pairs, 2, WIDTH)
+        alternate, scales = found["gate_up"][i].reshape(pairs, 2, hidden, WIDTH), found["gate_up_scale"][i].reshape(pairs, 2, WIDTH)
         for half, linear in enumerate((mlp.gate_proj, mlp.up_proj)):
             panels, scale = packer.room(1, channels, hidden)
             packer.pack([linear], panels[0], scale[0])
             alternate[:, half], scales[:, half] = panels[0], scale[0].reshape(pairs, WIDTH)
-        packer.pack([mlp.down_proj], down[i], down_scale[i])
+    return found
 
-    head_module, embedding_module = module.get_output_embeddings(), module.get_input_embeddings()
-    tied = embedding_module.weight is head_module.weight
-    (head,), (head_scale,) = packer.room(1, config.vocab_size, hidden)
-    packer.pack([head_module], head, head_scale)
+
+def _embeddings(module: Any, packer: "_Packer") -> dict[str, npt.NDArray[Any]]:
+    """The output layer and the embedding, which may be one."""
+    config, output, embedding = module.config, module.get_output_embeddings(), module.get_input_embeddings()
+    tied = embedding.weight is output.weight
+    (head,), (head_scale,) = packer.room(1, config.vocab_size, config.hidden_size)
+    packer.pack([output], head, head_scale)
     if tied:
-        embedding, embedding_scale = head, head_scale
-        embedding_module.weight = head_module.weight
-    else:
-        (embedding,), (embedding_scale,) = packer.room(1, config.vocab_size, hidden)
-        packer.pack([embedding_module], embedding, embedding_scale)
+        embedding.weight = output.weight
+        return {"head": head, "head_scale": head_scale, "embedding": head, "embedding_scale": head_scale}
+    (table,), (table_scale,) = packer.room(1, config.vocab_size, config.hidden_size)
+    packer.pack([embedding], table, table_scale)
+    return {"head": head, "head_scale": head_scale, "embedding": table, "embedding_scale": table_scale}
+
+
+def _vectors(module: Any) -> dict[str, _F32]:
+    """Norms and biases; [layers, n], where n is 0 when the model has none."""
 
     def stacked(tensors: list[torch.Tensor | None]) -> _F32:
-        """[layers, n]; n is 0 where the model has none."""
         return np.stack([np.empty(0, np.float32) if t is None else t.detach().float().numpy() for t in tensors])
 
-    def qkv_bias(attention: Any) -> torch.Tensor | None:
+    def bias(attention: Any) -> torch.Tensor | None:
         parts = [linear.bias for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
         return None if parts[0] is None else torch.cat(parts)
 
-    rope = module.model.rotary_emb
-    return LlamaWeights(
-        weights=Weights(
-            qkv=qkv,
-            out=out,
-            gate_up=gate_up,
-            down=down,
-            head=head,
-            embedding=embedding,
-            qkv_scale=qkv_scale,
-            out_scale=out_scale,
-            gate_up_scale=gate_up_scale,
-            down_scale=down_scale,
-            head_scale=head_scale,
-            embedding_scale=embedding_scale,
-            qkv_bias=stacked([qkv_bias(layer.self_attn) for layer in layers]),
-            input_norm=stacked([layer.input_layernorm.weight for layer in layers]),
-            post_norm=stacked([layer.post_attention_layernorm.weight for layer in layers]),
-            final_norm=module.model.norm.weight.detach().float().numpy().copy(),
-            query_norm=stacked([_norm_weight(layer.self_attn, "q_norm") for layer in layers]),
-            key_norm=stacked([_norm_weight(layer.self_attn, "k_norm") for layer in layers]),
-        ),
-        inv_freq=rope.inv_freq.detach().float().numpy().copy(),
-        rope_scale=float(rope.attention_scaling),
-        epsilon=float(config.rms_norm_eps),
-        scaling=float(layers[0].self_attn.scaling),
-    )
+    layers = module.model.layers
+    return {
+        "qkv_bias": stacked([bias(layer.self_attn) for layer in layers]),
+        "input_norm": stacked([layer.input_layernorm.weight for layer in layers]),
+        "post_norm": stacked([layer.post_attention_layernorm.weight for layer in layers]),
+        "final_norm": module.model.norm.weight.detach().float().numpy().copy(),
+        "query_norm": stacked([_norm_weight(layer.self_attn, "q_norm") for layer in layers]),
+        "key_norm": stacked([_norm_weight(layer.self_attn, "k_norm") for layer in layers]),
+    }
 
 
 def _norm_weight(attention: Any, name: str) -> torch.Tensor | None:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import xxhash
 from llvmlite import binding
 
+from engine import sources
 from engine.kernels.llama import Weights
 from engine.llama import LlamaWeights
 from engine.model_source import build_folder, cache_folder, locked
@@ -32,11 +33,8 @@ _SCALARS = ("rope_scale", "epsilon", "scaling")
 
 def folder_for(fingerprint: str, weights: str) -> Path:
     """Where the packed weights of the model with this ``model_source.fingerprint`` belong."""
-    digest = hashlib.blake2b(digest_size=8)
-    here = Path(__file__).parent
-    for source in sorted([*here.glob("*.py"), *(here / "kernels").glob("*.py")]):
-        digest.update(source.read_bytes())
-    digest.update(json.dumps([version("transformers"), version("torch"), binding.get_host_cpu_name()]).encode())
+    depends = [sources.digest("*.py", "kernels/*.py"), version("transformers"), version("torch"), binding.get_host_cpu_name()]
+    digest = hashlib.blake2b(json.dumps(depends).encode(), digest_size=8)
     return cache_folder() / "packed" / f"{fingerprint}-{weights}-{digest.hexdigest()}"
 
 
@@ -49,9 +47,11 @@ def save(folder: Path, llama: LlamaWeights, facts: Mapping[str, Any]) -> None:
     stem = folder.name.rpartition("-")[0]
     with locked(folder.with_name(f".{stem}.lock")):
         for other in folder.parent.glob(f"{stem}-*"):
-            if other == folder or not _used_lately(other / _MANIFEST):
+            if other != folder and not _used_lately(other / _MANIFEST):
                 shutil.rmtree(other)
-        build_folder(folder, lambda scratch: _write(scratch, llama, facts))
+        if load(folder) is None:  # another process may have been faster
+            shutil.rmtree(folder, ignore_errors=True)
+            build_folder(folder, lambda scratch: _write(scratch, llama, facts))
 
 
 def _write(folder: Path, llama: LlamaWeights, facts: Mapping[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Our engine alone, as in ``benchmarks.bare_engine``: model folder, threads, form of the weights. Default pages and settings."""
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -11,12 +10,12 @@ from tokenizers import Tokenizer
 from benchmarks.bare_engine import PAGES
 from benchmarks.harness import Subject, make_budget, make_job
 from benchmarks.peers.protocol import Message, Prompts, serve, timed
-from engine.model import LoadedModel, load_model
+from engine.model import load_model
 
 
 def load() -> tuple[Callable[[Message], Message], Message]:
     folder, threads, weights = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    subject = Subject(_load_model(folder, threads, weights), Tokenizer.from_file(str(folder / "tokenizer.json")))
+    subject = Subject(load_model(folder, threads=threads, weights=weights), Tokenizer.from_file(str(folder / "tokenizer.json")))
     engine = subject.engine(subject.residency(subject.pool(PAGES)), make_budget())
 
     def generate(prompts: Prompts, new_tokens: int) -> Iterator[Sequence[int]]:
@@ -31,15 +30,6 @@ def load() -> tuple[Callable[[Message], Message], Message]:
             yield counts
 
     return timed(generate), {"version": f"midsentence {version('midsentence')}, torch {version('torch')}"}
-
-
-def _load_model(folder: Path, threads: int, weights: str) -> LoadedModel:
-    if "weights" in inspect.signature(load_model).parameters:
-        load: Callable[..., LoadedModel] = load_model
-        return load(folder, threads=threads, weights=weights)
-    if weights != "fp32":
-        raise ValueError(f"this engine has no {weights} weights: load_model takes no such argument")
-    return load_model(folder, threads=threads)
 
 
 if __name__ == "__main__":

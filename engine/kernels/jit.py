@@ -9,7 +9,6 @@ two pools, of which one works at a time. A fused forward pass is a single parall
 once for each call; without a libgomp numba's own pool does it.
 """
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from engine import sources
 
 __all__ = ["F32", "I32", "I64", "inline", "kernel", "torch", "use_threads"]
 
@@ -59,8 +60,5 @@ def use_threads(threads: int) -> None:
 
 
 def _cache_folder() -> Path:
-    digest = hashlib.blake2b(digest_size=8)
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
     root = os.environ.get("NUMBA_CACHE_DIR") or f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/midsentence/kernels"
-    return Path(root) / digest.hexdigest()
+    return Path(root) / sources.digest("kernels/*.py")

@@ -88,6 +88,15 @@ def test_a_suspect_takes_its_next_step_alone(tiny_folder, tiny_model):
     rig.run()
 
 
+def test_a_suspect_goes_before_those_that_leave_it_no_room(tiny_folder, tiny_model):
+    """Waiting behind them it would be blamed for their crashes, and fail as poison without having run."""
+    rig = make_rig(tiny_folder, tiny_model, max_running=1)
+    rig.add(request("urgent", order=0, priority=5))
+    rig.add(request("later suspect", order=3, alone=True))
+    rig.add(request("suspect", order=2, alone=True))
+    assert {o.sequence_id for _ in range(3) for o in rig.step().outputs} == {"suspect"}
+
+
 def test_abort_gives_every_page_back_at_once(tiny_folder, tiny_model, alone):
     rig = make_rig(tiny_folder, tiny_model)
     for job in jobs():
