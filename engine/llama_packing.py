@@ -9,7 +9,7 @@ from torch import nn
 from transformers import activations
 
 from engine.kernels.llama import Weights
-from engine.kernels.panels import FORMATS, WIDTH, num_panels, pack, unpack
+from engine.kernels.panels import WIDTH, num_panels, pack, panels_for, unpack
 from engine.llama import LlamaWeights
 
 _F32 = npt.NDArray[np.float32]
@@ -18,7 +18,7 @@ _SHAPED_LIKE_LLAMA = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalL
 
 def is_llama_shaped(module: Any) -> bool:
     """Whether ``pack_llama`` takes it."""
-    if type(module).__name__ not in _SHAPED_LIKE_LLAMA:
+    if type(module).__name__ not in _SHAPED_LIKE_LLAMA or module.config.hidden_size % 2 or module.config.intermediate_size % 2:
         return False
     for layer in module.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
@@ -118,17 +118,17 @@ def _norm_weight(attention: Any, name: str) -> torch.Tensor | None:
 
 class _Packer:
     def __init__(self, weights: str, threads: int) -> None:
-        self._element, self._threads = FORMATS[weights], threads
+        self._weights, self._threads = weights, threads
 
     def room(self, count: int, outputs: int, length: int) -> tuple[npt.NDArray[Any], _F32]:
         """Empty panels [count, P, length, WIDTH] and their scales [count, P · WIDTH]."""
-        panels = num_panels(outputs)
-        return np.zeros((count, panels, length, WIDTH), self._element), np.ones((count, panels * WIDTH), np.float32)
+        shape, element = panels_for(outputs, length, self._weights)
+        return np.zeros((count, *shape), element), np.ones((count, shape[0] * WIDTH), np.float32)
 
     def pack(self, linears: list[Any], panels: npt.NDArray[Any], scale: _F32) -> None:
         """The rows of all ``linears``, one behind the other."""
         weight = torch.cat([linear.weight.detach().float() for linear in linears]).contiguous()
         pack(weight.numpy(), panels, scale, self._threads)
-        kept = torch.from_numpy(unpack(panels, scale, len(weight)))
+        kept = torch.from_numpy(unpack(panels, scale, *weight.shape))
         for linear, part in zip(linears, torch.split(kept, [len(linear.weight) for linear in linears]), strict=True):
             linear.weight = nn.Parameter(part.to(linear.weight.dtype), requires_grad=False)

@@ -2,8 +2,9 @@
 
 A layer is eight phases (``team``): norm, QKV product, rotary embedding with the KV write, attention, output product with its
 residual, norm, gate and up products with SiLU, down product with its residual. (Where not all rows' logits are wanted, the last
-layer has one more, that picks them.) Every result is computed by one thread in one order
-(``panels``, ``attention``), so a row's bits depend neither on the rows beside it nor on the threads.
+layer has one more, that picks them; with int8 weights there are two more, which prepare what attention and SiLU gave.) Every
+result is computed by one thread in one order (``panels``, ``attention``), so a row's bits depend neither on the rows beside it
+nor on the threads.
 """
 
 from typing import Any, NamedTuple
@@ -17,10 +18,10 @@ from engine.kernels.chunk_attention import attend_chunk_phase, chunk_scratch
 from engine.kernels.elementwise import nanoseconds
 from engine.kernels.jit import F32, I32, I64, kernel
 from engine.kernels.llama_phases import gate_up_phase, norm_phase, pick_phase, rotate_phase
-from engine.kernels.panels import WIDTH, embed, project
+from engine.kernels.panels import WIDTH, embed, prepare_phase, project
 from engine.kernels.team import CELLS, done, take, wait
 
-_PHASES = 9  #: of a layer
+_PHASES = 11  #: of a layer, at most
 
 
 class Weights(NamedTuple):
@@ -132,7 +133,7 @@ def forward(
         n = num_rows
         for layer in range(num_layers):
             at = 1 + _PHASES * layer
-            norm_phase(cells, at, hidden, n, width, input_norm[layer], epsilon, normed, square)
+            norm_phase(cells, at, hidden, n, width, input_norm[layer], epsilon, normed, qkv_panels, square)
             weight, bias = qkv_scale[layer], qkv_bias[layer]
             project(cells, at + 1, normed, n, width, qkv_panels, layer, weight, bias, flat_qkv, qkv_width, False)
             gains = query_norm[layer], key_norm[layer]
@@ -156,11 +157,13 @@ def forward(
                 )
             if thread == 0:
                 attention_time[0] += nanoseconds() - began
-            project(cells, at + 5, attended, n, head_width, out_panels, layer, out_scale[layer], no_bias, hidden, width, True)
-            norm_phase(cells, at + 6, hidden, n, width, post_norm[layer], epsilon, normed, square)
-            gate_up_phase(cells, at + 7, normed, n, width, gate_up_panels, layer, gate_up_scale[layer], channels, inner, gates)
-            project(cells, at + 8, channels, n, inner, down_panels, layer, down_scale[layer], no_bias, hidden, width, True)
+            prepare_phase(cells, at + 5, out_panels, attended, n, head_width)
+            project(cells, at + 6, attended, n, head_width, out_panels, layer, out_scale[layer], no_bias, hidden, width, True)
+            norm_phase(cells, at + 7, hidden, n, width, post_norm[layer], epsilon, normed, gate_up_panels, square)
+            gate_up_phase(cells, at + 8, normed, n, width, gate_up_panels, layer, gate_up_scale[layer], channels, inner, gates)
+            prepare_phase(cells, at + 9, down_panels, channels, n, inner)
+            project(cells, at + 10, channels, n, inner, down_panels, layer, down_scale[layer], no_bias, hidden, width, True)
         if wanted.size > 0:
             at = 1 + _PHASES * num_layers
-            norm_phase(cells, at, hidden, n, width, final_norm, epsilon, normed, square)
+            norm_phase(cells, at, hidden, n, width, final_norm, epsilon, normed, head_panels, square)
             project(cells, at + 1, normed, n, width, head_panels, 0, head_scale, no_bias, flat_logits, vocab, False)

@@ -5,7 +5,7 @@ import numpy as np
 from engine.kernels.attention import Pool, slot_offset
 from engine.kernels.elementwise import gate_all, store_element
 from engine.kernels.jit import F32, I32, I64, inline
-from engine.kernels.panels import WIDTH, Panels, multiply_panel, num_panels
+from engine.kernels.panels import WIDTH, Panels, multiply_panel, num_panels, prepare
 from engine.kernels.team import done, take, wait
 from engine.kernels.vector import make_dots
 
@@ -16,14 +16,25 @@ _ONE = np.float32(1.0)
 
 @inline
 def norm_phase(
-    cells: I64, phase: int, x: F32, num_rows: int, length: int, gain: F32, epsilon: np.float32, y: F32, square: F32
+    cells: I64,
+    phase: int,
+    x: F32,
+    num_rows: int,
+    length: int,
+    gain: F32,
+    epsilon: np.float32,
+    y: F32,
+    panels: Panels,
+    square: F32,
 ) -> None:
-    """``y = x / sqrt(mean(x²) + epsilon) · gain`` for each row (Zhang & Sennrich 2019). ``x`` and ``y`` flat."""
+    """``y = x / sqrt(mean(x²) + epsilon) · gain`` for each row (Zhang & Sennrich 2019), prepared for ``panels``. ``x`` and ``y``
+    flat."""
     items = (num_rows + _ROWS_EACH - 1) // _ROWS_EACH
     item = take(cells, phase)
     while item < items:
         for row in range(item * _ROWS_EACH, min(num_rows, (item + 1) * _ROWS_EACH)):
             _norm(x, row * length, length, gain, epsilon, y, row * length, square)
+            prepare(panels, y, row * length, length)
         done(cells, phase)
         item = take(cells, phase)
     wait(cells, phase, items)
@@ -144,7 +155,7 @@ def gate_up_phase(
 ) -> None:
     """``y = silu(gate(x)) · up(x)`` (Shazeer 2020), an item for each 32 channels; panels of gate and up in turn, of all layers.
 
-    ``x`` and ``y`` are flat; ``scratch`` [2 · num_rows · WIDTH] is the thread's own.
+    ``x`` (prepared) and ``y`` are flat; ``scratch`` [2 · num_rows · WIDTH] is the thread's own.
     """
     pairs, extent, size = num_panels(channels), length * WIDTH, num_rows * WIDTH
     pair = take(cells, phase)

@@ -5,7 +5,8 @@ once, from end to end; each result is one chain of fused multiply-adds over the 
 depend on the tile, on the number of rows, or on which thread took the panel; and one row streams the weights at the speed of
 memory, while many rows keep the multipliers busy.
 
-Weights are float32, bfloat16 or int8 (symmetric, one scale for each output); sums are float32 always.
+Weights are float32, bfloat16 or int8 (symmetric, one scale for each output). With int8 the products of a group of inputs are
+integers (``integers``), for which rows are prepared first: ``prepare``.
 """
 
 from typing import Any
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from llvmlite import binding
 
 from engine.kernels.elementwise import load_element, store_element
+from engine.kernels.integers import place_of, prepare_row, reads_integers
 from engine.kernels.jit import F32, I64, inline, kernel
 from engine.kernels.llvm import LANES
 from engine.kernels.team import CELLS, done, take, wait
@@ -24,8 +26,9 @@ from engine.kernels.vector import make_tile
 WIDTH = 2 * LANES
 # Sixteen sums of 16 lanes leave half of AVX-512's registers for what they are made of; elsewhere registers are narrower.
 TILE_ROWS = 8 if binding.get_host_cpu_features().get("avx512f", False) else 2
+_ROWS_EACH = 4  #: rows of an item of the phase that goes by rows
 Panels = npt.NDArray[Any]
-"""[panels, in, WIDTH] of float32, uint16 (bfloat16) or int8."""
+"""[panels, in, WIDTH] of float32 or uint16 (bfloat16); of int8 [panels, in / 2, WIDTH, 2] in the same shape, and ``in`` is even."""
 #: number formats of weights, and how panels store them
 FORMATS: dict[str, type] = {"fp32": np.float32, "bf16": np.uint16, "int8": np.int8}
 
@@ -36,6 +39,27 @@ _tile_5, _tile_6, _tile_7, _tile_8 = make_tile(5, 2), make_tile(6, 2), make_tile
 @inline
 def num_panels(outputs: int) -> int:
     return (outputs + WIDTH - 1) // WIDTH
+
+
+@inline
+def prepare(panels: Panels, x: F32, at: int, length: int) -> None:
+    """``x[at : at + length]`` becomes, in place, what products with ``panels`` read."""
+    if reads_integers(panels):
+        prepare_row(x, at, length)
+
+
+@inline
+def prepare_phase(cells: I64, phase: int, panels: Panels, x: F32, num_rows: int, length: int) -> None:
+    """``prepare`` each row of ``x``, flat."""
+    if reads_integers(panels):
+        items = (num_rows + _ROWS_EACH - 1) // _ROWS_EACH
+        item = take(cells, phase)
+        while item < items:
+            for row in range(item * _ROWS_EACH, min(num_rows, (item + 1) * _ROWS_EACH)):
+                prepare_row(x, row * length, length)
+            done(cells, phase)
+            item = take(cells, phase)
+        wait(cells, phase, items)
 
 
 @inline
@@ -54,7 +78,7 @@ def multiply_panel(
     add: bool,
 ) -> None:
     """``y[y_at + row · y_stride + o]``, for ``o < WIDTH``, is set to output o of the panel at ``panels[at:]`` for each row, times
-    ``scale[scale_at + o]``; or that is added to it. Rows of ``length`` lie end to end at ``x[x_at:]``."""
+    ``scale[scale_at + o]``; or that is added to it. Rows of ``length`` lie end to end at ``x[x_at:]``, prepared."""
     # Tiles of equal height: a last tile of one row would cost half as much as a full one.
     tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
     height = (num_rows + tiles - 1) // tiles
@@ -97,7 +121,7 @@ def project(
 ) -> None:
     """``y = x @ weights.T · scale + bias``, or ``+=`` of it: one phase, an item for each panel. ``bias`` may be empty.
 
-    ``x`` and ``y`` are flat, rows of ``length`` and of ``outputs``; ``panels`` those of all layers.
+    ``x`` and ``y`` are flat, rows of ``length`` (prepared) and of ``outputs``; ``panels`` those of all layers.
     """
     count = num_panels(outputs)
     panel = take(cells, phase)
@@ -129,24 +153,33 @@ def _multiply_last(
             y[row * outputs + first + o] = before + results[row * WIDTH + o]
 
 
-@kernel(parallel=True)
 def linear_panels(x: F32, panels: Panels, scale: F32, bias: F32, y: F32, threads: int) -> None:
-    """``y[n, out] = x[n, in] @ weights.T · scale + bias``, C-contiguous. ``panels`` [P, in, WIDTH], ``scale`` [P · WIDTH], ``bias``
-    [out] or empty."""
+    """``y[n, out] = x[n, in] @ weights.T · scale + bias``, C-contiguous. ``panels`` as ``pack_new`` makes them, ``scale`` [P ·
+    WIDTH], ``bias`` [out] or empty."""
+    if panels.dtype == np.int8:
+        rows = np.zeros((len(x), panels.shape[1]), np.float32)  # prepared in place, and of even length
+        rows[:, : x.shape[1]] = x
+        x = rows
+    _linear(x, panels, scale, bias, y, threads)
+
+
+@kernel(parallel=True)
+def _linear(x: F32, panels: Panels, scale: F32, bias: F32, y: F32, threads: int) -> None:
     num_rows, length = x.shape
     outputs = y.shape[1]
     flat_x, flat_w, flat_y = x.reshape(-1), panels.reshape(-1), y.reshape(-1)
-    cells = np.zeros(CELLS, np.int64)
+    cells = np.zeros(2 * CELLS, np.int64)
     for _ in numba.prange(threads):
-        project(cells, 0, flat_x, num_rows, length, flat_w, 0, scale, bias, flat_y, outputs, False)
+        prepare_phase(cells, 0, flat_w, flat_x, num_rows, length)
+        project(cells, 1, flat_x, num_rows, length, flat_w, 0, scale, bias, flat_y, outputs, False)
 
 
 @inline
 def embed(panels: Panels, length: int, token: int, scale: F32, y: F32, at: int) -> None:
     """``y[at : at + length]`` = row ``token`` of the weights in flat ``panels``: an embedding table kept as the output layer is."""
-    first = token // WIDTH * length * WIDTH + token % WIDTH
+    first, output = token // WIDTH * length * WIDTH, token % WIDTH
     for k in range(length):
-        y[at + k] = load_element(panels, first + k * WIDTH) * scale[token]
+        y[at + k] = load_element(panels, first + place_of(panels, k, output, WIDTH)) * scale[token]
 
 
 @kernel(parallel=True)
@@ -163,6 +196,7 @@ def _pack_floats(weight: F32, panels: Panels, threads: int) -> None:
 @kernel(parallel=True)
 def _pack_integers(weight: F32, panels: Panels, scale: F32, threads: int) -> None:
     outputs, length = weight.shape
+    flat, extent = panels.reshape(-1), panels.shape[1] * WIDTH
     for thread in numba.prange(threads):
         for panel in range(thread, panels.shape[0], threads):
             for o in range(min(WIDTH, outputs - panel * WIDTH)):
@@ -173,7 +207,7 @@ def _pack_integers(weight: F32, panels: Panels, scale: F32, threads: int) -> Non
                 scale[output] = largest / np.float32(127.0)
                 inverse = np.float32(127.0) / largest if largest > 0 else np.float32(0.0)
                 for k in range(length):
-                    panels[panel, k, o] = np.int8(np.rint(weight[output, k] * inverse))
+                    flat[panel * extent + place_of(flat, k, o, WIDTH)] = np.int8(np.rint(weight[output, k] * inverse))
 
 
 def pack(weight: F32, panels: Panels, scale: F32, threads: int) -> None:
@@ -187,19 +221,27 @@ def pack(weight: F32, panels: Panels, scale: F32, threads: int) -> None:
         _pack_floats(weight, panels, threads)
 
 
-def unpack(panels: Panels, scale: F32, outputs: int) -> F32:
-    """The weights [outputs, in] that ``panels`` and ``scale`` stand for."""
+def unpack(panels: Panels, scale: F32, outputs: int, length: int) -> F32:
+    """The weights [outputs, length] that ``panels`` and ``scale`` stand for."""
     if panels.dtype == np.uint16:
         panels = (panels.astype(np.uint32) << 16).view(np.float32)
+    if panels.dtype == np.int8:
+        panels = panels.reshape(len(panels), -1, WIDTH, 2).swapaxes(2, 3).reshape(panels.shape)
     weight = panels.astype(np.float32).transpose(0, 2, 1).reshape(-1, panels.shape[1])
-    result: F32 = weight[:outputs] * scale[:outputs, None]
+    result: F32 = weight[:outputs, :length] * scale[:outputs, None]
     return result
+
+
+def panels_for(outputs: int, length: int, weights: str) -> tuple[tuple[int, int, int], type]:
+    """Shape and element type of the panels of a layer in the number format ``weights``, one of ``FORMATS``."""
+    even = length + length % 2 if weights == "int8" else length
+    return (num_panels(outputs), even, WIDTH), FORMATS[weights]
 
 
 def pack_new(weight: F32, weights: str, threads: int) -> tuple[Panels, F32]:
     """Panels and scales of ``weight`` [out, in] in memory of their own; ``weights`` is one of ``FORMATS``."""
-    count = num_panels(weight.shape[0])
-    panels: Panels = np.zeros((count, weight.shape[1], WIDTH), FORMATS[weights])
-    scale = np.ones(count * WIDTH, np.float32)
+    shape, element = panels_for(weight.shape[0], weight.shape[1], weights)
+    panels: Panels = np.zeros(shape, element)
+    scale = np.ones(shape[0] * WIDTH, np.float32)
     pack(weight, panels, scale, threads)
     return panels, scale

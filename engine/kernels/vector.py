@@ -9,6 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from engine.kernels.integers import integer_sums
 from engine.kernels.llvm import INDEX, LANES, VECTOR, array_data, fma_of, load, load_vector, loop, splat, store_vector, sum_lanes
 
 _UNROLLED = 4  #: steps of a tile's inner loop
@@ -119,9 +120,8 @@ def make_tile(rows: int, vectors: int) -> Any:
     ``w[w_at :]`` is a panel, [length, vectors · 16]: the weights of neighbouring outputs side by side. Sets ``y[y_at + r·y_stride +
     o]`` to the sum over k = 0, 1, ... length - 1, in this order, of ``x[x_at + r·x_stride + k] · w[w_at + k·vectors·16 + o]``: one
     chain of fused multiply-adds for each result, whatever the tile; times ``scale[scale_at + o]``, and plus what ``y`` was if
-    ``add``.
+    ``add``. A panel of int8 takes rows as ``integers.prepare_row`` leaves them, and ``integers.integer_sums`` of them.
     """
-    width = vectors * LANES
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
@@ -143,21 +143,10 @@ def make_tile(rows: int, vectors: int) -> Any:
             x_data, w_data, scale_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 6, 8))
             x_rows = row_offsets(builder, args[1], args[2], rows)
 
-            def step(k: Any, sums: list[Any]) -> list[Any]:
-                at = builder.add(args[4], builder.mul(k, ir.Constant(INDEX, width)))
-                ws = [load_vector(builder, w, w_data, builder.add(at, ir.Constant(INDEX, LANES * i))) for i in range(vectors)]
-                xs = [splat(builder, load(builder, x, x_data, builder.add(row, k))) for row in x_rows]
-                return [fma_of(builder, xs[i // vectors], ws[i % vectors], total) for i, total in enumerate(sums)]
-
-            def steps(k: Any, sums: list[Any]) -> list[Any]:
-                for i in range(_UNROLLED):
-                    sums = step(builder.add(k, ir.Constant(INDEX, i)), sums)
-                return sums
-
-            zeros = [ir.Constant(VECTOR, [0.0] * LANES)] * (rows * vectors)
-            whole = builder.and_(args[5], ir.Constant(INDEX, -_UNROLLED))
-            sums = loop(builder, ir.Constant(INDEX, 0), whole, _UNROLLED, zeros, steps)
-            sums = loop(builder, whole, args[5], 1, sums, step)
+            if w.dtype == types.int8:
+                sums = integer_sums(builder, x, x_data, x_rows, w_data, args[4], args[5], vectors)
+            else:
+                sums = _float_sums(builder, x, x_data, x_rows, w, w_data, args[4], args[5], vectors)
             offsets = [ir.Constant(INDEX, LANES * i) for i in range(vectors)]
             scales = [load_vector(builder, scale, scale_data, builder.add(args[7], offset)) for offset in offsets]
             results = [builder.fmul(value, scales[i % vectors]) for i, value in enumerate(sums)]
@@ -175,3 +164,26 @@ def make_tile(rows: int, vectors: int) -> Any:
         return types.void(x, index, index, w, index, index, scale, index, y, index, index, types.boolean), generate
 
     return tile
+
+
+def _float_sums(
+    builder: Any, x: Any, x_data: Any, x_rows: list[Any], w: Any, w_data: Any, w_at: Any, length: Any, vectors: int
+) -> list[Any]:
+    """Sums of products of float32 rows with a panel: for each row, ``vectors`` vectors."""
+    width = vectors * LANES
+
+    def step(k: Any, sums: list[Any]) -> list[Any]:
+        at = builder.add(w_at, builder.mul(k, ir.Constant(INDEX, width)))
+        ws = [load_vector(builder, w, w_data, builder.add(at, ir.Constant(INDEX, LANES * i))) for i in range(vectors)]
+        xs = [splat(builder, load(builder, x, x_data, builder.add(row, k))) for row in x_rows]
+        return [fma_of(builder, xs[i // vectors], ws[i % vectors], total) for i, total in enumerate(sums)]
+
+    def steps(k: Any, sums: list[Any]) -> list[Any]:
+        for i in range(_UNROLLED):
+            sums = step(builder.add(k, ir.Constant(INDEX, i)), sums)
+        return sums
+
+    zeros = [ir.Constant(VECTOR, [0.0] * LANES)] * (len(x_rows) * vectors)
+    whole = builder.and_(length, ir.Constant(INDEX, -_UNROLLED))
+    sums = loop(builder, ir.Constant(INDEX, 0), whole, _UNROLLED, zeros, steps)
+    return loop(builder, whole, length, 1, sums, step)

@@ -13,6 +13,7 @@ from engine import model_source
 from engine.errors import InvalidCall
 from engine.exactness import arithmetic_fingerprint, self_test
 from engine.kernels.activation import GELU, GELU_TANH, SILU, activate_rows
+from engine.kernels.integers import GROUP
 from engine.kernels.panels import FORMATS, linear_panels, pack_new, unpack
 from engine.model import load_model
 from engine.pools import DTYPES
@@ -208,11 +209,12 @@ def test_the_linear_kernel(length, outputs, weights):
     x, w = (RANDOM.standard_normal(shape, dtype=np.float32) for shape in ((33, length), (outputs, length)))
     bias = RANDOM.standard_normal(outputs, dtype=np.float32)
     panels, scale = pack_new(w, weights, 2)
-    kept = unpack(panels, scale, outputs)
+    kept = unpack(panels, scale, outputs, length)
     alone = np.empty((33, outputs), np.float32)
     for i in range(33):
         linear_panels(x[i : i + 1], panels, scale, bias, alone[i : i + 1], 1)
-    np.testing.assert_allclose(alone, x.astype(np.float64) @ kept.T + bias, rtol=1e-4, atol=1e-4)
+    read = prepared(x) if weights == "int8" else x.astype(np.float64)
+    np.testing.assert_allclose(alone, read @ kept.T + bias, rtol=1e-4, atol=1e-4)
     for count in (2, 3, 4, 5, 6, 7, 8, 9, 17, 33):
         for threads in (1, 2, 3, 8):
             y = np.full((count, outputs), np.nan, np.float32)
@@ -220,14 +222,41 @@ def test_the_linear_kernel(length, outputs, weights):
             assert np.array_equal(y, alone[:count]), (count, threads)
 
 
+def prepared(x):
+    """What int8 panels multiply: 16-bit integers with a scale for each 128 inputs."""
+    levels, result = np.float32(32767), np.empty(x.shape)
+    for at in range(0, x.shape[1], GROUP):
+        group = x[:, at : at + GROUP]
+        largest = np.abs(group).max(axis=1, keepdims=True)
+        integers = np.rint(group * (levels / largest).astype(np.float64))
+        result[:, at : at + GROUP] = integers * (largest / levels)
+    return result
+
+
+def test_rows_that_integers_cannot_hold():
+    w = RANDOM.standard_normal((40, 300), dtype=np.float32)
+    x = RANDOM.standard_normal((6, 300), dtype=np.float32)
+    x[1, 200], x[2, 7], x[3, 299] = np.nan, np.inf, -np.inf
+    x[4] = 0.0
+    x[5, :128] *= np.float32(1e30)
+    y = np.empty((6, 40), np.float32)
+    panels, scale = pack_new(w, "int8", 2)
+    linear_panels(x, panels, scale, np.empty(0, np.float32), y, 2)
+    assert np.isfinite(y[[0, 4, 5]]).all()
+    assert not np.isfinite(y[1:4]).any()
+    assert not y[4].any()
+    expected = x[5].astype(np.float64) @ unpack(panels, scale, 40, 300).T
+    np.testing.assert_allclose(y[5], expected, atol=1e-4 * np.abs(expected).max())
+
+
 def test_what_panels_keep_of_weights():
     w = RANDOM.standard_normal((37, 50), dtype=np.float32)
     w[3] = 0.0
-    assert np.array_equal(unpack(*pack_new(w, "fp32", 2), 37), w)
+    assert np.array_equal(unpack(*pack_new(w, "fp32", 2), 37, 50), w)
     nearest = torch.from_numpy(w).bfloat16().float().numpy()
-    assert np.array_equal(unpack(*pack_new(w, "bf16", 2), 37), nearest)
+    assert np.array_equal(unpack(*pack_new(w, "bf16", 2), 37, 50), nearest)
     step = np.abs(w).max(axis=1, keepdims=True) / 127
-    assert np.all(np.abs(unpack(*pack_new(w, "int8", 2), 37) - w) <= step / 2 * 1.001)
+    assert np.all(np.abs(unpack(*pack_new(w, "int8", 2), 37, 50) - w) <= step / 2 * 1.001)
 
 
 @pytest.mark.parametrize(
