@@ -17,7 +17,7 @@ _F32 = npt.NDArray[np.float32]
 
 
 class LlamaRunner:
-    """Chunks and generated rows differ in their attention only. Made by ``make_runner``."""
+    """Chunks and generated rows are computed alike. Made by ``make_runner``."""
 
     device_facts = None
 
@@ -39,14 +39,14 @@ class LlamaRunner:
     ) -> torch.Tensor:
         """See ``Runner``."""
         check_rows(self, token_ids, positions, page_tables, row_sequence)
-        return self._forward(token_ids, positions, page_tables, row_sequence, logits_rows, 0, is_chunk=False)
+        return self._forward(token_ids, positions, page_tables, row_sequence, logits_rows, 0)
 
     def run_chunk(self, token_ids: Ids, start: int, page_table: Int32s, store_from: int, want_logits: bool) -> torch.Tensor | None:
         """See ``Runner``."""
         end = check_chunk(self, token_ids, start, page_table)
         positions = np.arange(start, end, dtype=np.int32)
         wanted = np.array([end - start - 1] if want_logits else [], np.int32)
-        logits = self._forward(token_ids, positions, page_table[None], np.zeros_like(positions), wanted, store_from, is_chunk=True)
+        logits = self._forward(token_ids, positions, page_table[None], np.zeros_like(positions), wanted, store_from)
         return logits[0] if want_logits else None
 
     def _forward(
@@ -57,8 +57,6 @@ class LlamaRunner:
         row_sequence: Int32s,
         wanted: Int32s,
         store_from: int,
-        *,
-        is_chunk: bool,
     ) -> torch.Tensor:
         model = self.model
         logits = np.empty((len(wanted), model.vocab_size), np.float32)
@@ -73,7 +71,6 @@ class LlamaRunner:
                 self._scaling,
                 self._pool_array,
                 store_from,
-                is_chunk,
                 logits,
                 model.slot.attention_time,
                 model.threads,

@@ -120,39 +120,43 @@ def _spread(builder: Any, number: Any, like: Any) -> Any:
     return splat(builder, number) if isinstance(like.type, ir.VectorType) else number
 
 
+SOFTENED = 4 * LANES
+"""Scores that ``soften`` takes at a time: what it costs beside their exponentials is as much as those of 16."""
+
+
 @intrinsic  # type: ignore[untyped-decorator]
-def exp_all(typing: Any, x: Any, at: Any, count: Any, top: Any, scaling: Any) -> Any:
-    """``x[i] = exp((x[i] - top) · scaling)`` over ``x[at : at + count]``, float32."""
+def soften(typing: Any, x: Any, at: Any, count: Any, top_at: Any, sum_at: Any) -> Any:
+    """A step of a softmax that takes 64 scores at a time, of which the first ``count`` are real. ``x[top_at]`` becomes the largest
+    so far; the scores at ``x[at:]`` become e to the (score - largest), or 0 where they are not real, and are added to
+    ``x[sum_at]``. Returns by how much that sum shrank before, and whatever else was summed with such weights must."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = array_data(context, builder, x, args[0])
+        lanes = ir.VectorType(INT32, LANES)
+        count = builder.trunc(args[2], INT32)
+        limit = builder.shuffle_vector(
+            builder.insert_element(ir.Constant(lanes, ir.Undefined), count, ir.Constant(INT32, 0)),
+            ir.Constant(lanes, ir.Undefined),
+            ir.Constant(lanes, [0] * LANES),
+        )
+        places = [builder.add(args[1], ir.Constant(INDEX, first)) for first in range(0, SOFTENED, LANES)]
+        scores = []
+        for part, place in enumerate(places):
+            number = ir.Constant(lanes, [part * LANES + lane for lane in range(LANES)])
+            real = builder.icmp_signed("<", number, limit)
+            scores.append(builder.select(real, load_vector(builder, x, data, place), _constant(VECTOR, float("-inf"))))
+        before, total_before = load(builder, x, data, args[3]), load(builder, x, data, args[4])
+        top = _larger(builder, before, fold_lanes(builder, _paired(builder, scores, _larger), _larger))
+        weights = [_exp(builder, builder.fsub(score, splat(builder, top))) for score in scores]
+        for weight, place in zip(weights, places, strict=True):
+            store_vector(builder, weight, data, place)
+        shrink = _exp(builder, builder.fsub(before, top))
+        added = fold_lanes(builder, _paired(builder, weights, _sum), _sum)
+        store(builder, top, data, args[3])
+        store(builder, builder.fadd(builder.fmul(total_before, shrink), added), data, args[4])
+        return shrink
 
-        def body(k: Any, load: Any, store: Any) -> None:
-            place = builder.add(args[1], k)
-            value = load(builder, x, data, place)
-            shifted = builder.fsub(value, _spread(builder, args[3], value))
-            store(builder, _exp(builder, builder.fmul(shifted, _spread(builder, args[4], value))), data, place)
-
-        _for_each(builder, args[2], body)
-        return context.get_dummy_value()
-
-    return types.void(x, types.intp, types.intp, types.float32, types.float32), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def widen_all(typing: Any, x: Any, x_at: Any, y: Any, y_at: Any, count: Any) -> Any:
-    """``y[y_at + i] = x[x_at + i]`` for ``i < count``; ``x`` of any type that kernels read, ``y`` float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x_data, y_data = array_data(context, builder, x, args[0]), array_data(context, builder, y, args[2])
-
-        def body(k: Any, load: Any, store: Any) -> None:
-            store(builder, load(builder, x, x_data, builder.add(args[1], k)), y_data, builder.add(args[3], k))
-
-        _for_each(builder, args[4], body)
-        return context.get_dummy_value()
-
-    return types.void(x, types.intp, y, types.intp, types.intp), generate
+    return types.float32(x, types.intp, types.intp, types.intp, types.intp), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -200,11 +204,19 @@ def largest(typing: Any, x: Any, at: Any, count: Any) -> Any:
 @intrinsic  # type: ignore[untyped-decorator]
 def total(typing: Any, x: Any, at: Any, count: Any) -> Any:
     """The sum of ``x[at : at + count]``, float32: 16 lanes, the tree over them, then what is left, in order."""
-    return types.float32(x, types.intp, types.intp), _reduction(x, 0.0, lambda builder, a, b: builder.fadd(a, b))
+    return types.float32(x, types.intp, types.intp), _reduction(x, 0.0, _sum)
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _sum(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fadd(a, b)
+
+
+def _paired(builder: Any, four: list[Any], combine: Callable[[Any, Any, Any], Any]) -> Any:
+    return combine(builder, combine(builder, four[0], four[1]), combine(builder, four[2], four[3]))
 
 
 def _reduction(x: Any, start: float, combine: Callable[[Any, Any, Any], Any]) -> Any:
@@ -235,6 +247,21 @@ def prefetch(typing: Any, array: Any, at: Any) -> Any:
         function = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
         read, second, data = ir.Constant(INT32, 0), ir.Constant(INT32, 2), ir.Constant(INT32, 1)
         builder.call(cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0"), [place, read, second, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def touch(typing: Any, array: Any, at: Any) -> Any:
+    """Read ``array[at]`` for nothing but that its neighbours come: reads in memory order wake the hardware's own prefetching, which
+    ``prefetch`` does not."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.gep(array_data(context, builder, array, args[0]), [args[1]])
+        bits = ir.IntType(array.dtype.bitwidth)
+        # Not unordered, so that it stays though nobody uses the result.
+        builder.load_atomic(builder.bitcast(place, bits.as_pointer()), "monotonic", array.dtype.bitwidth // 8, typ=bits)
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate

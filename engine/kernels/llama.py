@@ -13,8 +13,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from engine.kernels.attention import Pool, attend_phase, find_runs, row_scratch
-from engine.kernels.chunk_attention import attend_chunk_phase, chunk_scratch
+from engine.kernels.attention import Pool, attend_phase, attention_scratch, find_runs
 from engine.kernels.elementwise import nanoseconds
 from engine.kernels.jit import F32, I32, I64, kernel
 from engine.kernels.llama_phases import gate_up_phase, norm_phase, pick_phase, rotate_phase
@@ -78,14 +77,13 @@ def forward(
     scaling: np.float32,
     pool: Pool,
     store_from: int,
-    is_chunk: bool,
     logits: F32,
     attention_time: I64,
     threads: int,
 ) -> None:
     """Rows ``token_ids`` [N]: their keys and values into the pool, and ``logits`` [M, vocab] of the rows ``wanted`` [M], ascending.
 
-    ``is_chunk``: the rows are consecutive positions of one sequence's prompt, of which those below ``store_from`` are in the pool.
+    Keys and values at positions below ``store_from`` are in the pool already and are not written.
     ``attention_time`` [1] grows by the nanoseconds that attention took.
     """
     # One long body: everything in it is one parallel region, and what a region works on must be local to it. In a prange numba
@@ -118,12 +116,10 @@ def forward(
     num_heads = head_width // shape[5]
     wanted_positions, wanted_sequence = positions[wanted], row_sequence[wanted]
     runs, wanted_runs = find_runs(row_sequence, positions), find_runs(wanted_sequence, wanted_positions)
-    attention_scratch = max(row_scratch(num_heads, shape), chunk_scratch(num_heads, shape, positions.max() + 1) if is_chunk else 0)
     cells = np.zeros((_PHASES * num_layers + 4) * CELLS, np.int64)
     for thread in numba.prange(threads):
         gates = np.empty(2 * num_rows * WIDTH, np.float32)
-        square = np.empty(1, np.float32)
-        scratch = np.empty(attention_scratch, np.float32)
+        scratch = np.empty(attention_scratch(num_heads, shape), np.float32)
         row = take(cells, 0)
         while row < num_rows:
             embed(embedding_panels, width, token_ids[row], embedding_scale, hidden, row * width)
@@ -133,12 +129,12 @@ def forward(
         n = num_rows
         for layer in range(num_layers):
             at = 1 + _PHASES * layer
-            norm_phase(cells, at, hidden, n, width, input_norm[layer], epsilon, normed, qkv_panels, square)
+            norm_phase(cells, at, hidden, n, width, input_norm[layer], epsilon, normed, qkv_panels)
             weight, bias = qkv_scale[layer], qkv_bias[layer]
             project(cells, at + 1, normed, n, width, qkv_panels, layer, weight, bias, flat_qkv, qkv_width, False)
             gains = query_norm[layer], key_norm[layer]
             where = page_tables, row_sequence, positions, runs
-            rotate_phase(cells, at + 2, layer, qkv, gains, epsilon, cos, sin, query, flat_pool, shape, where, store_from, square)
+            rotate_phase(cells, at + 2, layer, qkv, gains, epsilon, cos, sin, query, flat_pool, shape, where, store_from)
             if layer == num_layers - 1 and wanted.size < num_rows:
                 # Of the last layer nothing else is wanted but its keys and values.
                 if wanted.size == 0:
@@ -146,24 +142,16 @@ def forward(
                 n, where = wanted.size, (page_tables, wanted_sequence, wanted_positions, wanted_runs)
                 pick_phase(cells, at + 3, wanted, flat_query, head_width, hidden, width)
             began = nanoseconds()
-            if is_chunk and n == num_rows:
-                table, start = page_tables[0], positions[0]
-                attend_chunk_phase(
-                    cells, at + 4, flat_query, num_heads, flat_pool, shape, layer, table, start, n, scaling, attended, scratch
-                )
-            else:
-                attend_phase(
-                    cells, at + 4, flat_query, num_heads, flat_pool, shape, layer, where, scaling, attended, scratch, threads
-                )
+            attend_phase(cells, at + 4, flat_query, num_heads, flat_pool, shape, layer, where, scaling, attended, scratch, threads)
             if thread == 0:
                 attention_time[0] += nanoseconds() - began
             prepare_phase(cells, at + 5, out_panels, attended, n, head_width)
             project(cells, at + 6, attended, n, head_width, out_panels, layer, out_scale[layer], no_bias, hidden, width, True)
-            norm_phase(cells, at + 7, hidden, n, width, post_norm[layer], epsilon, normed, gate_up_panels, square)
+            norm_phase(cells, at + 7, hidden, n, width, post_norm[layer], epsilon, normed, gate_up_panels)
             gate_up_phase(cells, at + 8, normed, n, width, gate_up_panels, layer, gate_up_scale[layer], channels, inner, gates)
             prepare_phase(cells, at + 9, down_panels, channels, n, inner)
             project(cells, at + 10, channels, n, inner, down_panels, layer, down_scale[layer], no_bias, hidden, width, True)
         if wanted.size > 0:
             at = 1 + _PHASES * num_layers
-            norm_phase(cells, at, hidden, n, width, final_norm, epsilon, normed, head_panels, square)
+            norm_phase(cells, at, hidden, n, width, final_norm, epsilon, normed, head_panels)
             project(cells, at + 1, normed, n, width, head_panels, 0, head_scale, no_bias, flat_logits, vocab, False)

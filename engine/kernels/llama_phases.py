@@ -7,9 +7,8 @@ from engine.kernels.elementwise import gate_all, store_element
 from engine.kernels.jit import F32, I32, I64, inline
 from engine.kernels.panels import WIDTH, Panels, multiply_panel, num_panels, prepare
 from engine.kernels.team import done, take, wait
-from engine.kernels.vector import make_dots
+from engine.kernels.vector import dot
 
-_dots_1x1 = make_dots(1, 1)
 _ROWS_EACH = 4  #: rows of an item of the phases that go by rows
 _ONE = np.float32(1.0)
 
@@ -25,7 +24,6 @@ def norm_phase(
     epsilon: np.float32,
     y: F32,
     panels: Panels,
-    square: F32,
 ) -> None:
     """``y = x / sqrt(mean(x²) + epsilon) · gain`` for each row (Zhang & Sennrich 2019), prepared for ``panels``. ``x`` and ``y``
     flat."""
@@ -33,7 +31,7 @@ def norm_phase(
     item = take(cells, phase)
     while item < items:
         for row in range(item * _ROWS_EACH, min(num_rows, (item + 1) * _ROWS_EACH)):
-            _norm(x, row * length, length, gain, epsilon, y, row * length, square)
+            _norm(x, row * length, length, gain, epsilon, y, row * length)
             prepare(panels, y, row * length, length)
         done(cells, phase)
         item = take(cells, phase)
@@ -41,9 +39,8 @@ def norm_phase(
 
 
 @inline
-def _norm(x: F32, at: int, length: int, gain: F32, epsilon: np.float32, y: F32, y_at: int, square: F32) -> None:
-    _dots_1x1(x, at, 0, x, at, 0, length, square, 0, 0)
-    inverse = _ONE / np.sqrt(square[0] / np.float32(length) + epsilon)
+def _norm(x: F32, at: int, length: int, gain: F32, epsilon: np.float32, y: F32, y_at: int) -> None:
+    inverse = _ONE / np.sqrt(dot(x, at, x, at, length) / np.float32(length) + epsilon)
     for k in range(length):
         y[y_at + k] = x[at + k] * inverse * gain[k]
 
@@ -63,7 +60,6 @@ def rotate_phase(
     shape: tuple[int, int, int, int, int, int],
     where: tuple[I32, I32, I32, I32],
     store_from: int,
-    square: F32,
 ) -> None:
     """Rotary embedding (Su et al. 2021, halves paired as in transformers) of queries into ``query`` and of keys into the pool,
     values as they are. Rows at positions below ``store_from`` are in the pool already. Arguments as in ``Weights`` and ``Rows``;
@@ -89,7 +85,6 @@ def rotate_phase(
                 page_tables[row_sequence[row]],
                 positions[row],
                 positions[row] >= store_from,
-                square,
             )
         done(cells, phase)
         item = take(cells, phase)
@@ -111,15 +106,14 @@ def _rotate(
     page_table: I32,
     position: int,
     store: bool,
-    square: F32,
 ) -> None:
     kv_heads, dim = shape[4], shape[5]
     heads, half = query.size // dim, dim // 2
     if query_norm.size > 0:
         for head in range(heads):
-            _norm(x, head * dim, dim, query_norm, epsilon, x, head * dim, square)
+            _norm(x, head * dim, dim, query_norm, epsilon, x, head * dim)
         for head in range(heads, heads + kv_heads):
-            _norm(x, head * dim, dim, key_norm, epsilon, x, head * dim, square)
+            _norm(x, head * dim, dim, key_norm, epsilon, x, head * dim)
     for head in range(heads):
         for d in range(half):
             low, high = x[head * dim + d], x[head * dim + half + d]

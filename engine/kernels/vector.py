@@ -1,4 +1,4 @@
-"""Blocks of multiply-adds: tiles of dot products, of products with a panel, of weighted sums. Their order of operations is fixed.
+"""Blocks of multiply-adds: products with a panel, weighted sums, dot products. Their order of operations is fixed.
 
 Flat arrays and offsets (in elements) instead of views: making a numba array view costs more than a short dot product.
 """
@@ -10,7 +10,20 @@ from numba import types
 from numba.extending import intrinsic
 
 from engine.kernels.integers import integer_sums
-from engine.kernels.llvm import INDEX, LANES, VECTOR, array_data, fma_of, load, load_vector, loop, splat, store_vector, sum_lanes
+from engine.kernels.llvm import (
+    INDEX,
+    INT32,
+    LANES,
+    VECTOR,
+    array_data,
+    fma_of,
+    load,
+    load_vector,
+    loop,
+    splat,
+    store_vector,
+    sum_lanes,
+)
 
 _UNROLLED = 4  #: steps of a tile's inner loop
 
@@ -19,62 +32,34 @@ def row_offsets(builder: Any, offset: Any, stride: Any, count: int) -> list[Any]
     return [builder.add(offset, builder.mul(stride, ir.Constant(INDEX, i))) for i in range(count)]
 
 
-def make_dots(rows: int, outputs: int) -> Any:
-    """``dots(x, x_at, x_stride, w, w_at, w_stride, length, y, y_at, y_stride)`` for a tile of rows × outputs.
+@intrinsic  # type: ignore[untyped-decorator]
+def dot(typing: Any, x: Any, x_at: Any, y: Any, y_at: Any, length: Any) -> Any:
+    """The sum of ``x[x_at + i] · y[y_at + i]`` for i < length: 16 chains, the tree over them, then what is left."""
 
-    Sets ``y[y_at + r·y_stride + c]`` to the dot product of ``x[x_at + r·x_stride :][:length]`` and ``w[w_at + c·w_stride
-    :][:length]``. The order of operations in each product is the same for every tile size.
-    """
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 2))
+        whole = builder.and_(args[4], ir.Constant(INDEX, -LANES))
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def dots(
-        typing: Any,
-        x: Any,
-        x_at: Any,
-        x_stride: Any,
-        w: Any,
-        w_at: Any,
-        w_stride: Any,
-        length: Any,
-        y: Any,
-        y_at: Any,
-        y_stride: Any,
-    ) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            x_data, w_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 7))
-            x_rows = row_offsets(builder, args[1], args[2], rows)
-            w_rows = row_offsets(builder, args[4], args[5], outputs)
-            whole = builder.and_(args[6], ir.Constant(INDEX, -LANES))
+        def add(read: Any) -> Any:
+            def step(k: Any, sums: list[Any]) -> list[Any]:
+                pair = read(builder, x, x_data, builder.add(args[1], k)), read(builder, y, y_data, builder.add(args[3], k))
+                return [fma_of(builder, *pair, sums[0])]
 
-            def block(k: Any, sums: list[Any]) -> list[Any]:
-                xs = [load_vector(builder, x, x_data, builder.add(at, k)) for at in x_rows]
-                ws = [load_vector(builder, w, w_data, builder.add(at, k)) for at in w_rows]
-                return [fma_of(builder, xs[i // outputs], ws[i % outputs], total) for i, total in enumerate(sums)]
+            return step
 
-            def tail(k: Any, sums: list[Any]) -> list[Any]:
-                xs = [load(builder, x, x_data, builder.add(at, k)) for at in x_rows]
-                ws = [load(builder, w, w_data, builder.add(at, k)) for at in w_rows]
-                return [fma_of(builder, xs[i // outputs], ws[i % outputs], total) for i, total in enumerate(sums)]
+        zeros = ir.Constant(VECTOR, [0.0] * LANES)
+        (lanes,) = loop(builder, ir.Constant(INDEX, 0), whole, LANES, [zeros], add(load_vector))
+        (result,) = loop(builder, whole, args[4], 1, [sum_lanes(builder, lanes)], add(load))
+        return result
 
-            zeros = [ir.Constant(VECTOR, [0.0] * LANES)] * (rows * outputs)
-            vectors = loop(builder, ir.Constant(INDEX, 0), whole, LANES, zeros, block)
-            totals = loop(builder, whole, args[6], 1, [sum_lanes(builder, vector) for vector in vectors], tail)
-            for r, at in enumerate(row_offsets(builder, args[8], args[9], rows)):
-                for c in range(outputs):
-                    builder.store(totals[r * outputs + c], builder.gep(y_data, [builder.add(at, ir.Constant(INDEX, c))]), align=4)
-            return context.get_dummy_value()
-
-        index = types.intp
-        return types.void(x, index, index, w, index, index, index, y, index, index), generate
-
-    return dots
+    return types.float32(x, types.intp, y, types.intp, types.intp), generate
 
 
 def make_weighted_sums(rows: int, vectors: int) -> Any:
-    """``weighted_sums(p, p_at, p_stride, v, v_at, v_stride, count, y, y_at, y_stride)`` for rows × (vectors · 16) sums.
+    """``weighted_sums(p, p_at, p_stride, v, offsets, first, v_at, count, y, y_at, y_stride)`` for rows × (vectors · 16) sums.
 
-    Adds to ``y[y_at + r·y_stride + d]``, for s = 0, 1, ... count - 1 in this order, ``p[p_at + r·p_stride + s] · v[v_at +
-    s·v_stride + d]``.
+    Adds to ``y[y_at + r·y_stride + d]``, for s = 0, 1, ... count - 1 in this order, ``p[p_at + r·p_stride + s] · v[offsets[first +
+    s] + v_at + d]``.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -84,32 +69,33 @@ def make_weighted_sums(rows: int, vectors: int) -> Any:
         p_at: Any,
         p_stride: Any,
         v: Any,
+        offsets: Any,
+        first: Any,
         v_at: Any,
-        v_stride: Any,
         count: Any,
         y: Any,
         y_at: Any,
         y_stride: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            p_data, v_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 7))
+            p_data, v_data, places_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 4, 8))
             p_rows = row_offsets(builder, args[1], args[2], rows)
-            y_rows = row_offsets(builder, args[8], args[9], rows)
+            y_rows = row_offsets(builder, args[9], args[10], rows)
             places = [builder.add(at, ir.Constant(INDEX, LANES * i)) for at in y_rows for i in range(vectors)]
 
             def slot(s: Any, sums: list[Any]) -> list[Any]:
-                at = builder.add(args[4], builder.mul(s, args[5]))
+                at = builder.add(builder.load(builder.gep(places_data, [builder.add(args[5], s)])), args[6])
                 values = [load_vector(builder, v, v_data, builder.add(at, ir.Constant(INDEX, LANES * i))) for i in range(vectors)]
                 weights = [splat(builder, load(builder, p, p_data, builder.add(row, s))) for row in p_rows]
                 return [fma_of(builder, weights[i // vectors], values[i % vectors], total) for i, total in enumerate(sums)]
 
             before = [load_vector(builder, y, y_data, place) for place in places]
-            for total, place in zip(loop(builder, ir.Constant(INDEX, 0), args[6], 1, before, slot), places, strict=True):
+            for total, place in zip(loop(builder, ir.Constant(INDEX, 0), args[7], 1, before, slot), places, strict=True):
                 store_vector(builder, total, y_data, place)
             return context.get_dummy_value()
 
         index = types.intp
-        return types.void(p, index, index, v, index, index, index, y, index, index), generate
+        return types.void(p, index, index, v, offsets, index, index, index, y, index, index), generate
 
     return weighted_sums
 
@@ -187,3 +173,29 @@ def _float_sums(
     whole = builder.and_(length, ir.Constant(INDEX, -_UNROLLED))
     sums = loop(builder, ir.Constant(INDEX, 0), whole, _UNROLLED, zeros, steps)
     return loop(builder, whole, length, 1, sums, step)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def turn_block(typing: Any, x: Any, offsets: Any, first: Any, x_at: Any, y: Any, y_at: Any, y_stride: Any) -> Any:
+    """``y[y_at + i·y_stride + j] = x[offsets[first + j] + x_at + i]`` for i and j < 16; ``y`` float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x_data, places, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 1, 4))
+        starts = [builder.load(builder.gep(places, [builder.add(args[2], ir.Constant(INDEX, j))])) for j in range(LANES)]
+        rows = [load_vector(builder, x, x_data, builder.add(start, args[3])) for start in starts]
+        half = LANES // 2
+        # Four times: row i beside row i + 8, element by element. Each time moves one bit of an element's index to its row's.
+        for _ in range(4):
+            rows = [
+                builder.shuffle_vector(rows[i], rows[i + half], ir.Constant(ir.VectorType(INT32, LANES), order))
+                for i in range(half)
+                for order in (_INTERLEAVED[:LANES], _INTERLEAVED[LANES:])
+            ]
+        for row, at in zip(rows, row_offsets(builder, args[5], args[6], LANES), strict=True):
+            store_vector(builder, row, y_data, at)
+        return context.get_dummy_value()
+
+    return types.void(x, offsets, types.intp, types.intp, y, types.intp, types.intp), generate
+
+
+_INTERLEAVED = [lane + side * LANES for lane in range(LANES) for side in (0, 1)]

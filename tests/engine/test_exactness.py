@@ -148,6 +148,16 @@ def test_a_chunk_recomputed_around_surviving_pages_is_the_same_and_leaves_them_a
     assert torch.equal(filled(restored, table, 19), filled(whole, table, 19))
 
 
+def test_the_fused_path_computes_a_prompt_like_any_other_rows(llama):
+    prompt, table = RANDOM.integers(0, VOCAB_SIZE, 70), np.arange(18, dtype=np.int32)
+    chunks, row_by_row = new_runner(llama, 18), new_runner(llama, 18)
+    logits = prefill(chunks, prompt, table)
+    for position, token in enumerate(prompt):
+        last = rows(row_by_row, [token], [position], table[None], [0])[0]
+    assert torch.equal(logits, last)
+    assert torch.equal(filled(chunks, table, 70), filled(row_by_row, table, 70))
+
+
 def test_rows_below_store_from_are_never_written(llama):
     """A sealed page may be shared: even a write of equal bits would race with its readers."""
     prompt, table = RANDOM.integers(0, VOCAB_SIZE, 8), np.arange(2, dtype=np.int32)
