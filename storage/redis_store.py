@@ -1,8 +1,6 @@
 """``RedisJobStore``: the job store of production. Each verb is one script (``lua/``); here is only what goes in and out."""
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from storage import keys
@@ -22,6 +20,7 @@ from storage.codec import (
 from storage.errors import EngineDead, StoreFull
 from storage.failpoints import hit
 from storage.hints import HintReader
+from storage.known_fields import KnownFields
 from storage.records import (
     Commit,
     EngineInfo,
@@ -51,7 +50,7 @@ from storage.wire import Command
 
 #: Submits stop here, so that commits of what runs can use the rest (PROTOCOL.md 5).
 _SUBMIT_UP_TO = 0.8
-_KNOWN_RECORDS = 4096
+_KNOWN_BYTES = 16 << 20
 _TOUCH_EVERY = 60.0
 
 
@@ -63,10 +62,8 @@ class RedisJobStore:
     ) -> None:
         self._session = Session(url, connections=1 if single_connection else 64, timeout=timeout, client_name=client_name)
         self._hints = HintReader(url, timeout=timeout, client_name=f"{client_name}-hints")
-        self._lock = threading.Lock()
-        #: fields that never change, by (job id, order): a stream's reader asks for a record many times a second
-        self._known: OrderedDict[tuple[str, int], dict[str, str]] = OrderedDict()
-        self._known_limit = 1 if single_connection else _KNOWN_RECORDS  # an engine asks for each job once
+        # A stream's reader asks for a record many times a second; an engine asks for each job once.
+        self._known = KnownFields(0 if single_connection else _KNOWN_BYTES)
         self._touched: dict[str, float] = {}
         self._memory_checked = 0.0
         self._memory_full = False
@@ -146,18 +143,14 @@ class RedisJobStore:
     def _complete(self, job_id: str, mutable: dict[str, str]) -> JobRecord | None:
         if mutable["status"] is None:
             return None
-        with self._lock:
-            fixed = self._known.get((job_id, int(mutable["order"])))
+        fixed = self._known.get(job_id, int(mutable["order"]))
         if fixed is None:
             return self.get(job_id)
         return job_record(job_id, {**fixed, **mutable})
 
     def _record(self, job_id: str, fields: dict[str, str]) -> JobRecord:
         record = job_record(job_id, fields)
-        with self._lock:
-            self._known[(job_id, record.order)] = {k: v for k, v in fields.items() if k not in MUTABLE}
-            while len(self._known) > self._known_limit:
-                self._known.popitem(last=False)
+        self._known.keep(job_id, record.order, fields)
         return record
 
     def _touch(self, job_ids: Sequence[str]) -> None:
