@@ -3,6 +3,7 @@
 Run-ahead is one step: while the answers of step k are on their way, step k+1 computes; step k+2 waits for them.
 """
 
+import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -285,5 +286,6 @@ class EngineLoop:
             self._send(())
         if not len(self._jobs) and not self._checked:
             self._engine.check()
+            gc.collect()  # empties Python's lists of freed tuples, too: up to 2,000 of each length, which fill over thousands of jobs
             self._checked = True
         self._wakeups.event.wait(_IDLE_WAIT)

@@ -1,5 +1,6 @@
 """The engine loop against the in-memory store: crashes, lost replies, takeovers. Every job ends with the tokens it has alone."""
 
+import gc
 import random
 import threading
 import time
@@ -77,6 +78,19 @@ def test_jobs_finish_with_the_tokens_they_have_alone(tiny_folder, tiny_model, al
     assert {store.get(job.sequence_id).status for job in requests()} == {JobStatus.COMPLETED}
     assert one.observer.deaths == 0  # a beat before registration once declared every new engine dead
     assert one.rig.in_use == one.rig.engine.residency.copies.pages_leaving
+
+
+def test_garbage_is_collected_whenever_all_jobs_are_done(tiny_folder, tiny_model):
+    """Tuples that were freed stay in lists of Python's own until then, so memory grew for thousands of jobs."""
+    store = new_store()
+    one = life(tiny_folder, tiny_model, store)
+    for name in ("first", "second"):
+        before = gc.get_stats()[2]["collections"]
+        submit(store, [request(name, 5, max_tokens=4)])
+        one.wakeups.hint()
+        wait_until(lambda name=name: store.get(name).status.terminal)
+        wait_until(lambda before=before: gc.get_stats()[2]["collections"] > before)
+    one.crash()
 
 
 @pytest.mark.parametrize("seed", range(4))
