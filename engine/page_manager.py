@@ -1,7 +1,7 @@
 """Bookkeeping of one pool: which pages are free, who holds the others, where their content is. Ids only, no tensors."""
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 
@@ -24,7 +24,8 @@ class PageManager:
         #: page -> its first holder, None once freed
         self.page_owner: dict[int, str | None] = {}
         self._holders: dict[int, list[str]] = {}
-        self._held: dict[str, Counter[int]] = {}  # the same by holder, so that letting go of a Sequence is not a walk over the pool
+        #: the same by holder, so that letting go of a Sequence is not a walk over the pool
+        self._held: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._alone: dict[str, int] = {}  # holder -> pages that nobody else holds
 
     def allocate(self, num_pages: int, owner: str, location: str = "gpu") -> list[int]:
@@ -42,7 +43,7 @@ class PageManager:
             self.page_location[page] = location
             self.page_owner[page] = owner
             self._holders[page] = [owner]
-            self._held.setdefault(owner, Counter())[page] += 1
+            self._held[owner][page] += 1
         self._count_alone(owner, num_pages)
         return pages
 
@@ -53,7 +54,7 @@ class PageManager:
             if len(holders) == 1:
                 self._count_alone(holders[0], -1)
             holders.append(owner)
-            self._held.setdefault(owner, Counter())[page] += 1
+            self._held[owner][page] += 1
 
     def free(self, page_ids: Iterable[int], owner: str | None = None) -> None:
         """``owner`` lets go of each page; pages nobody holds any more are free. Without ``owner`` a page must have one holder.

@@ -286,6 +286,6 @@ class EngineLoop:
             self._send(())
         if not len(self._jobs) and not self._checked:
             self._engine.check()
-            gc.collect()  # empties Python's lists of freed tuples, too: up to 2,000 of each length, which fill over thousands of jobs
+            gc.collect()  # also empties the lists of freed tuples: 2,000 of each length, which fill over thousands of jobs
             self._checked = True
         self._wakeups.event.wait(_IDLE_WAIT)
