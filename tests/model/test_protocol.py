@@ -1,0 +1,38 @@
+"""The protocol explored: nothing breaks with all mechanisms, something does without any one of them."""
+
+import pytest
+
+from tests.model.explorer import explore
+from tests.model.world import MECHANISMS, Budget, World
+
+#: the smallest worlds in which the lack of a mechanism shows
+SMALL = {
+    "fence": {"workers": 2, "jobs": 1, "tokens": 2, "budget": Budget(0, 1, 0, 0)},
+    "incarnation": {"workers": 2, "jobs": 1, "tokens": 2, "budget": Budget(0, 1, 0, 0, rollbacks=1)},
+    "expected length": {"workers": 1, "jobs": 1, "tokens": 2, "budget": Budget(0, 0, 0, 1)},
+    "held list": {"workers": 1, "jobs": 1, "tokens": 1, "budget": Budget(0, 0, 1, 0)},
+    "output commit": {"workers": 2, "jobs": 1, "tokens": 2, "budget": Budget(0, 1, 0, 0)},
+    "strike reset": {"workers": 1, "jobs": 1, "tokens": 2, "budget": Budget(1, 0, 0, 0)},
+}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_each_mechanism_is_needed(mechanism):
+    found = explore(World(without=mechanism, **SMALL[mechanism]))
+    assert found.violation, f"{found.states} states and nothing broke"
+    assert not explore(World(**SMALL[mechanism])).violation
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        {"workers": 2, "jobs": 1, "tokens": 2, "budget": Budget(kills=1, judgements=1, losses=1, doubles=1)},
+        {"workers": 2, "jobs": 1, "tokens": 2, "budget": Budget(kills=0, judgements=2, losses=0, doubles=1, cancels=1)},
+        {"workers": 1, "jobs": 2, "tokens": 1, "budget": Budget(kills=2, judgements=0, losses=1, doubles=0)},
+    ],
+    ids=["all faults", "judged twice, cancelled", "two jobs, two kills"],
+)
+def test_nothing_breaks(world):
+    found = explore(World(**world))
+    assert not found.violation, (found.violation, found.path)
+    assert found.states > 1000
