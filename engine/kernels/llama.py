@@ -13,11 +13,12 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from engine.kernels.attention import Pool, attend_phase, attention_scratch, find_runs
+from engine.kernels.attention import attend_phase, attention_scratch, find_runs
 from engine.kernels.elementwise import nanoseconds
 from engine.kernels.jit import F32, I32, I64, kernel
 from engine.kernels.llama_phases import gate_up_phase, norm_phase, pick_phase, rotate_phase
 from engine.kernels.panels import WIDTH, embed, prepare_phase, project
+from engine.kernels.slots import Pool
 from engine.kernels.team import CELLS, done, take, wait
 
 _PHASES = 11  #: of a layer, at most

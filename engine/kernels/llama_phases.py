@@ -2,14 +2,13 @@
 
 import numpy as np
 
-from engine.kernels.attention import Pool, slot_offset
 from engine.kernels.elementwise import gate_all, store_element
 from engine.kernels.jit import F32, I32, I64, inline
 from engine.kernels.panels import WIDTH, Panels, multiply_panel, num_panels, prepare
-from engine.kernels.team import done, take, wait
+from engine.kernels.slots import Pool, slot_offset
+from engine.kernels.team import ROWS_EACH, done, take, wait
 from engine.kernels.vector import dot
 
-_ROWS_EACH = 4  #: rows of an item of the phases that go by rows
 _ONE = np.float32(1.0)
 
 
@@ -27,10 +26,10 @@ def norm_phase(
 ) -> None:
     """``y = x / sqrt(mean(x²) + epsilon) · gain`` for each row (Zhang & Sennrich 2019), prepared for ``panels``. ``x`` and ``y``
     flat."""
-    items = (num_rows + _ROWS_EACH - 1) // _ROWS_EACH
+    items = (num_rows + ROWS_EACH - 1) // ROWS_EACH
     item = take(cells, phase)
     while item < items:
-        for row in range(item * _ROWS_EACH, min(num_rows, (item + 1) * _ROWS_EACH)):
+        for row in range(item * ROWS_EACH, min(num_rows, (item + 1) * ROWS_EACH)):
             _norm(x, row * length, length, gain, epsilon, y, row * length)
             prepare(panels, y, row * length, length)
         done(cells, phase)
@@ -67,10 +66,10 @@ def rotate_phase(
     """
     query_norm, key_norm = gains
     page_tables, row_sequence, positions, _ = where
-    items = (positions.size + _ROWS_EACH - 1) // _ROWS_EACH
+    items = (positions.size + ROWS_EACH - 1) // ROWS_EACH
     item = take(cells, phase)
     while item < items:
-        for row in range(item * _ROWS_EACH, min(positions.size, (item + 1) * _ROWS_EACH)):
+        for row in range(item * ROWS_EACH, min(positions.size, (item + 1) * ROWS_EACH)):
             _rotate(
                 layer,
                 qkv[row],

@@ -20,13 +20,12 @@ from engine.kernels.elementwise import load_element, store_element
 from engine.kernels.integers import place_of, prepare_row, reads_integers
 from engine.kernels.jit import F32, I64, inline, kernel
 from engine.kernels.llvm import LANES
-from engine.kernels.team import CELLS, done, take, wait
+from engine.kernels.team import CELLS, ROWS_EACH, done, take, wait
 from engine.kernels.vector import make_tile
 
 WIDTH = 2 * LANES
 # Sixteen sums of 16 lanes leave half of AVX-512's registers for what they are made of; elsewhere registers are narrower.
 TILE_ROWS = 8 if binding.get_host_cpu_features().get("avx512f", False) else 2
-_ROWS_EACH = 4  #: rows of an item of the phase that goes by rows
 Panels = npt.NDArray[Any]
 """[panels, in, WIDTH] of float32 or uint16 (bfloat16); of int8 [panels, in / 2, WIDTH, 2] in the same shape, and ``in`` is even."""
 #: number formats of weights, and how panels store them
@@ -52,10 +51,10 @@ def prepare(panels: Panels, x: F32, at: int, length: int) -> None:
 def prepare_phase(cells: I64, phase: int, panels: Panels, x: F32, num_rows: int, length: int) -> None:
     """``prepare`` each row of ``x``, flat."""
     if reads_integers(panels):
-        items = (num_rows + _ROWS_EACH - 1) // _ROWS_EACH
+        items = (num_rows + ROWS_EACH - 1) // ROWS_EACH
         item = take(cells, phase)
         while item < items:
-            for row in range(item * _ROWS_EACH, min(num_rows, (item + 1) * _ROWS_EACH)):
+            for row in range(item * ROWS_EACH, min(num_rows, (item + 1) * ROWS_EACH)):
                 prepare_row(x, row * length, length)
             done(cells, phase)
             item = take(cells, phase)

@@ -23,7 +23,7 @@ from engine.kernels.selection import (
     collect,
     collect_largest,
     first_of,
-    keep_heavier,
+    keep_at_least,
     keep_most_of,
     kth_largest,
     sum_of,
@@ -143,7 +143,7 @@ def _choose(scores: F32, request: Any, scratch: Scratch) -> tuple[int, int]:
         whole = total if total else sum_of(scratch.weights, count)
         count = keep_most_of(max(1, math.ceil(request.top_p * whole)), count, scratch)
     if request.min_p > 0.0:
-        count = keep_heavier(request.min_p * one, count, scratch)
+        count = keep_at_least(scratch.weights, request.min_p * one, count, scratch.ids)
     at = _place(drawn, sum_of(scratch.weights, count))
     i = 0
     while at >= scratch.weights[i]:

@@ -3,7 +3,7 @@
 The maxima of blocks of ``BLOCK`` scores, a by-product of the first pass, let most blocks be passed over.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,12 +87,7 @@ def collect_largest(bits: I32, k: int, scratch: Scratch) -> int:
     blocks = len(scratch.maxima)
     # k blocks hold k tokens at least as large as the smallest of the blocks' maxima.
     count = collect(bits, kth_largest(scratch.maxima, blocks, k) if k <= blocks else LOWEST, scratch)
-    least, kept = np.int32(kth_largest(scratch.keys, count, k)), _NONE
-    for i in range(count):
-        key = scratch.keys[i]
-        scratch.ids[kept], scratch.keys[kept] = scratch.ids[i], key
-        kept += np.uint64(key >= least)
-    return int(np.int64(kept))
+    return keep_at_least(scratch.keys, np.int32(kth_largest(scratch.keys, count, k)), count, scratch.ids)
 
 
 @inline
@@ -141,12 +136,13 @@ def keep_most_of(target: int, count: int, scratch: Scratch) -> int:
 
 
 @inline
-def keep_heavier(least: float, count: int, scratch: Scratch) -> int:
+def keep_at_least(values: I32 | I64, least: Any, count: int, ids: I32) -> int:
+    """Move what is at least ``least`` of ``values[:count]`` to the front, ids with it; how many that are."""
     kept = _NONE
     for i in range(count):
-        weight = scratch.weights[i]
-        scratch.ids[kept], scratch.weights[kept] = scratch.ids[i], weight
-        kept += np.uint64(weight >= least)
+        value = values[i]
+        ids[kept], values[kept] = ids[i], value
+        kept += np.uint64(value >= least)
     return int(np.int64(kept))
 
 

@@ -17,6 +17,7 @@ from engine.kernels.llvm import array_data
 
 CELLS = 16
 """int64 that a phase needs, all zero at first: the next item and the number of items done, each in a cache line of its own."""
+ROWS_EACH = 4  #: rows of an item, where a phase goes by rows
 _DONE = 8
 _SPINS = 4000  #: rounds of waiting before the core is offered to others
 _INDEX = ir.IntType(64)

@@ -19,11 +19,12 @@ class Found:
 def explore(world: World, limit: int = 1_000_000) -> Found:
     """Stops at the first violation, or raises when there are more than ``limit`` states."""
     ways = {world.key(): (None, "")}
-    waiting = deque([world])
+    waiting, visited = deque([world]), 0
     while waiting:
         here = waiting.popleft()
         key = here.key()
-        if len(ways) % _SETTLED_EVERY == 0 or not any(vars(here.budget).values()):
+        visited += 1
+        if visited % _SETTLED_EVERY == 0 or not any(vars(here.budget).values()):
             try:
                 here.clone().settle()
             except Violation as violation:

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.model.explorer import explore
-from tests.model.world import MECHANISMS, Budget, World
+from tests.model.store import MECHANISMS
+from tests.model.world import Budget, World
 
 #: the smallest worlds in which the lack of a mechanism shows
 SMALL = {

@@ -13,24 +13,19 @@ from typing import Any
 
 from storage import chain
 from storage.errors import EngineDead
-from storage.memory_store import MemoryJobStore
 from storage.records import (
     Commit,
     EngineInfo,
     Finish,
     JobAnswer,
-    JobRecord,
     JobStatus,
     LogEntry,
     NewJob,
     OwnedJob,
-    StepWrites,
 )
+from tests.model.store import Message, ModelStore
 from tests.storage.backends import MODEL, engine_info
 
-#: what holds the protocol together; ``ModelStore`` and ``World`` can do without any one of them
-MECHANISMS = ("fence", "incarnation", "expected length", "held list", "output commit", "strike reset")
-_NOW = 1_800_000_000.0
 _SETTLING = 40  #: rounds in which everything must have come to an end once nothing more goes wrong
 
 
@@ -59,13 +54,6 @@ class Holding:
     sent: Commit | None = None  #: not answered yet
 
 
-@dataclass(frozen=True)
-class Message:
-    worker: int
-    incarnation: str
-    commit: Commit
-
-
 @dataclass
 class Worker:
     info: EngineInfo
@@ -75,59 +63,6 @@ class Worker:
 
 class Violation(AssertionError):
     """The protocol broke a promise."""
-
-
-class ModelStore(MemoryJobStore):
-    """The store without one of its mechanisms."""
-
-    def __init__(self, without: str = "") -> None:
-        super().__init__(clock=lambda: _NOW)
-        self.without = without
-
-    def clone(self) -> "ModelStore":
-        copy = ModelStore(self.without)
-        old, new = self._state, copy._state
-        new.jobs = {job_id: replace(job, entries=list(job.entries)) for job_id, job in old.jobs.items()}
-        new.keys, new.pools = dict(old.keys), {pool: dict(table) for pool, table in old.pools.items()}
-        new.engines = {engine_id: replace(engine) for engine_id, engine in old.engines.items()}
-        new.order, new.commit, new.now = old.order, old.commit, old.now
-        copy._store, copy._bound = self._store, self._bound
-        return copy
-
-    def key(self) -> tuple[Any, ...]:
-        """Equal for stores that answer everything alike, but for the counter of commits, which never decides anything here."""
-        jobs = tuple((job.record, tuple(job.entries), job.charged, job.lost, job.released_by) for job in self._state.jobs.values())
-        return jobs, tuple((e.incarnation, e.dead, e.failed) for e in self._state.engines.values())
-
-    def deliver(self, engine_id: str, message: Message) -> JobAnswer:
-        """The commit of a message. Raises EngineDead."""
-        commit, incarnation = message.commit, message.incarnation
-        record = self.record(commit.job_id)
-        if record.status is JobStatus.IN_PROGRESS:
-            if self.without in ("fence", "incarnation"):
-                incarnation = record.incarnation
-            if self.without == "fence":
-                commit = replace(commit, fence=record.fence)
-            if self.without == "expected length":
-                tokens = [entry.token for entry in commit.tokens]
-                commit = replace(commit, expected=record.log_length, chain=chain.extend_all(record.chain, tokens))
-            if self.without in ("fence", "incarnation"):
-                engine_id = record.engine_id
-        (answer,) = self.write_step(engine_id, incarnation, "", StepWrites(commits=(commit,))).commits
-        if self.without == "strike reset":
-            self._state.jobs[commit.job_id].change(strikes=record.strikes)
-        return answer
-
-    def claim(self, engine_id: str, incarnation: str, *, held: Any, free_pages: int, limit: int) -> tuple[OwnedJob, ...]:
-        if self.without == "held list":
-            held = tuple(self._state.jobs)
-        return super().claim(engine_id, incarnation, held=held, free_pages=free_pages, limit=limit)
-
-    def record(self, job_id: str) -> JobRecord:
-        return self._state.jobs[job_id].record
-
-    def log(self, job_id: str) -> tuple[int, ...]:
-        return tuple(entry.token for entry in self._state.jobs[job_id].entries)
 
 
 class World:
