@@ -1,6 +1,7 @@
 """Puts pools, caches and copies together: the one place that knows how."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.cache import PagedKVCache
@@ -9,6 +10,8 @@ from engine.eviction import EvictionPolicy, make_policy
 from engine.host_cache import HostCache
 from engine.pools import DevicePool, HostPool
 from engine.residency import Residency
+from engine.retention import Retention
+from engine.swap import SwapEngine
 from engine.swap_factory import make_swap
 
 
@@ -32,18 +35,23 @@ def make_residency(
     *,
     prefill_chunk: int,
     eviction: str = "arc",
-    table: Mapping[int, tuple[str, int]] | None = None,
     durable: bool = False,
     reserve: int = 0,
+    retention_seconds: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
     hooks: Hooks = Hooks(),
+    swap: Callable[..., SwapEngine] = make_swap,
 ) -> Residency:
-    """Without ``host`` nothing is ever copied. ``eviction`` is the policy of both pools: arc, lru or fifo; for ``table``,
-    ``durable`` and ``reserve`` see ``HostCache``."""
-    cache, copies = PagedKVCache(device, host), None
+    """Without ``host`` nothing is ever copied. ``eviction`` is the policy of both pools: arc, lru or fifo; for
+    ``durable`` and ``reserve`` see ``HostCache``; host pages that nobody used for ``retention_seconds`` are zeroed; ``swap`` makes
+    what moves the bytes."""
+    cache, copies, retention = PagedKVCache(device, host), None, None
     policy: EvictionPolicy[str] = make_policy(eviction, device.manager.total_pages)
     if host is not None:
         host_policy: EvictionPolicy[str] = make_policy(eviction, host.manager.total_pages)
-        cached = HostCache(host.manager, host_policy, table, durable=durable, reserve=reserve)
-        swap = make_swap(device, host, on_completed=hooks.on_copied, on_death=hooks.on_death, reached=hooks.reached)
-        copies = Copies(device.manager, cached, host, swap, on_problem=hooks.on_problem)
-    return Residency(cache, policy, prefill_chunk=prefill_chunk, copies=copies, reached=hooks.reached)
+        cached = HostCache(host.manager, host_policy, durable=durable, reserve=reserve, clock=clock)
+        mover = swap(device, host, on_completed=hooks.on_copied, on_death=hooks.on_death, reached=hooks.reached)
+        copies = Copies(device.manager, cached, host, mover, on_problem=hooks.on_problem)
+        if retention_seconds is not None:
+            retention = Retention(cached, host, retention_seconds, on_problem=hooks.on_problem)
+    return Residency(cache, policy, prefill_chunk=prefill_chunk, copies=copies, retention=retention, reached=hooks.reached)

@@ -2,6 +2,7 @@
 
 import time
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from engine.cache import PagedKVCache
-from engine.errors import InvalidLogits, InvalidRequest, RequestTooLarge
+from engine.errors import GrammarFailed, InvalidRequest, RequestTooLarge, SequenceFailed
+from engine.grammar import Grammars, GrammarState
 from engine.invariants import check
 from engine.output import OutputText
 from engine.residency import Arrived, Failed, Residency
@@ -43,9 +45,18 @@ class Admission:
     restart: Restart
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A Sequence that can have no further token; it is not in the engine any more."""
+
+    sequence_id: str
+    error: SequenceFailed
+
+
 @dataclass(slots=True)
 class StepResult:
     outputs: list[TokenOutput] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     swapped_out: list[str] = field(default_factory=list)  #: preempted, every row kept
     dropped: list[str] = field(default_factory=list)  #: preempted, to be recomputed
@@ -76,6 +87,8 @@ class Engine:
         self.scheduler = Scheduler(residency, budget)
         self._sequences: dict[str, Sequence] = {}
         self._texts: dict[str, OutputText] = {}
+        self._grammars = Grammars(tokenizer, runner.model.vocab_size, eos_token_ids, threads=runner.model.threads)
+        self._grammar_states: dict[str, GrammarState] = {}  # of those that have one
         #: prompt and output of those with penalties, as the sampler takes them
         self._histories: dict[str, tuple[array[int], array[int]]] = {}
         self._result = StepResult()  # of the next step
@@ -88,12 +101,16 @@ class Engine:
         Raises:
             InvalidRequest: empty prompt, nothing left to generate, or this id is here already.
             RequestTooLarge: longer than the context or than the whole pool.
+            GrammarFailed: its grammar cannot be used, or is not that of its tokens.
         """
         self._validate(request)
+        state = self._grammars.begin(request.grammar, request.generated_ids) if request.grammar else None
         text = OutputText(self._tokenizer, request.stop)
         visible = "".join(text.push(token).text for token in request.generated_ids)
         self._sequences[request.sequence_id] = Sequence(request)
         self._texts[request.sequence_id] = text
+        if state is not None:
+            self._grammar_states[request.sequence_id] = state
         if request.sampling.has_penalties:
             self._histories[request.sequence_id] = (array("i", request.prompt_ids), array("i", request.generated_ids))
         self.scheduler.add(self._sequences[request.sequence_id])
@@ -105,6 +122,7 @@ class Engine:
         if sequence is None:
             return False
         del self._texts[sequence_id]
+        self._grammar_states.pop(sequence_id, None)
         self._histories.pop(sequence_id, None)
         self.scheduler.remove(sequence)
         return True
@@ -261,18 +279,33 @@ class Engine:
         self._sample([works[i].sequence for i in sampling], logits, result)
 
     def _sample(self, sequences: list[Sequence], logits: npt.NDArray[np.float32], result: StepResult) -> None:
-        """One token each. Raises ``InvalidLogits`` at the first Sequence that can have none; those before it have theirs."""
+        """One token each; a Sequence that can have none fails, and no other."""
+        # Of a runner that gave other rows than it was asked for, the sampler would read memory that is nobody's logits.
+        assert logits.shape == (len(sequences), self._runner.model.vocab_size), f"logits {logits.shape} of {len(sequences)} rows"
         draws = [self._draw(sequence) for sequence in sequences]
-        for sequence, sampled in zip(sequences, sample_rows(logits, draws, self._runner.model.threads), strict=True):
-            if isinstance(sampled, InvalidLogits):
-                raise InvalidLogits(f"sequence {sequence.id}: {sampled.message}", sampled.hint)
-            self._append(sequence, sampled, result)
+        rows = self._obey(sequences, sample_rows(logits, draws, self._runner.model.threads))
+        for sequence, sampled in zip(sequences, rows, strict=True):
+            if isinstance(sampled, SequenceFailed):
+                result.failures.append(Failure(sequence.id, sampled))
+                self.abort(sequence.id)
+            else:
+                self._append(sequence, sampled, result)
 
     def _draw(self, sequence: Sequence) -> Draw:
         sampling, index = sequence.request.sampling, sequence.num_generated
         suppress = self._eos if index < sampling.min_tokens else frozenset()
         prompt, generated = self._histories.get(sequence.id, _NO_HISTORY)
-        return Draw(sampling, index, prompt, generated, suppress)
+        state = self._grammar_states.get(sequence.id)
+        return Draw(sampling, index, prompt, generated, suppress, None if state is None else state.allowed)
+
+    def _obey(self, sequences: list[Sequence], rows: Iterable[Sampled | SequenceFailed]) -> list[Sampled | SequenceFailed]:
+        """Move the grammars on by what was sampled; in the place of what a failed one has no token for, an error."""
+        states = [self._grammar_states.get(sequence.id) for sequence in sequences]
+        obeyed = [GrammarFailed(state.problem) if state and state.problem else row for state, row in zip(states, rows, strict=True)]
+        chosen = [(state, row.token) for state, row in zip(states, obeyed, strict=True) if state and isinstance(row, Sampled)]
+        if chosen:
+            self._grammars.push(chosen)
+        return obeyed
 
     def _append(self, sequence: Sequence, sampled: Sampled, result: StepResult) -> None:
         request, index = sequence.request, sequence.num_generated
@@ -281,8 +314,9 @@ class Engine:
             self._histories[sequence.id][1].append(sampled.token)
         output = self._texts[sequence.id]
         piece = output.push(sampled.token)
+        state = self._grammar_states.get(sequence.id)
         finish: FinishReason | None = None
-        if piece.stopped or (sampled.token in self._eos and not request.ignore_eos):
+        if piece.stopped or (state is not None and state.ended) or (sampled.token in self._eos and not request.ignore_eos):
             finish = FinishReason.STOP
         elif sequence.num_generated >= request.max_tokens:
             finish = FinishReason.LENGTH

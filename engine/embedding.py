@@ -72,7 +72,10 @@ class PagedInferenceEngine:
             texts[sequence_id] = ""
         try:
             while self.engine.has_work:
-                for output in self.engine.step().outputs:
+                result = self.engine.step()
+                for failure in result.failures:
+                    raise failure.error
+                for output in result.outputs:
                     texts[output.sequence_id] += output.text
         finally:
             for sequence_id in texts:

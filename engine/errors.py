@@ -5,10 +5,13 @@ EngineError
 │   ├── ModelNotFound        nothing by that name: no folder, not on the hub, or the hub cannot be reached
 │   ├── ModelFilesInvalid    the folder is there but cannot be used (no config.json, only pickled weights, ...)
 │   └── UnsupportedModel     we would give wrong text for this architecture, so we refuse it by name
+├── CacheFolderUnusable      compiled kernels cannot be kept, and compiling them takes a minute at each start
 ├── InvalidRequest           a Sequence that cannot be run: empty, finished, or here already
 │   └── RequestTooLarge      longer than the context, or than the whole device pool
 ├── InvalidSampling          a sampling parameter is out of range
-├── InvalidLogits            the model gave NaN or infinite logits: this token cannot be chosen
+├── SequenceFailed           a Sequence that can have no further right token: it fails, no other
+│   ├── InvalidLogits        the model gave NaN or infinite logits
+│   └── GrammarFailed        its grammar cannot be used, refuses a token of its log, or grew beyond its limits
 └── InvalidCall              the runner was called with rows, positions or pages that do not fit together
 """
 
@@ -49,6 +52,10 @@ class UnsupportedModel(ModelError):
         self.field = field
 
 
+class CacheFolderUnusable(EngineError):
+    """Nothing can be written where compiled kernels are kept."""
+
+
 class InvalidRequest(EngineError, ValueError):
     """The engine cannot take this Sequence in."""
 
@@ -65,8 +72,22 @@ class InvalidSampling(EngineError, ValueError):
         self.field = field
 
 
-class InvalidLogits(EngineError):
-    """The model's logits for a row hold NaN or +inf, or nothing is left to choose from; the job cannot go on."""
+class SequenceFailed(EngineError):
+    """The job cannot go on, here or elsewhere. ``code`` is that of its failure."""
+
+    code: str
+
+
+class InvalidLogits(SequenceFailed):
+    """The model's logits for a row hold NaN or +inf, or nothing is left to choose from."""
+
+    code = "invalid_logits"
+
+
+class GrammarFailed(SequenceFailed):
+    """A grammar that does not compile, or allows no text; a logged token that it refuses; or one that became too complex."""
+
+    code = "grammar_failed"
 
 
 class InvalidCall(EngineError, ValueError):

@@ -167,8 +167,10 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    # The folder is not ours: whatever code lies there beside the file is not run, and nobody is asked whether to. No more
+    # switches than this one: the tokenizer's are written down with it, and would change the fingerprint of every such model.
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False, dtype=torch.float32)
     # The weights were dequantised while they were read; only this mark still calls them quantised, and it forbids saving.
     model.hf_quantizer = None
     del model.config.quantization_config

@@ -39,13 +39,31 @@ class PageManager:
         if num_pages > len(self.free_pages):
             raise MemoryError(f"cannot allocate {num_pages} pages: {len(self.free_pages)} of {self.total_pages} are free")
         pages = [heapq.heappop(self.free_pages) for _ in range(num_pages)]
+        self._give(pages, owner, location)
+        return pages
+
+    def take(self, page_ids: Iterable[int], owner: str, location: str = "gpu") -> None:
+        """Take these very pages. One walk over the free ones, however many are taken.
+
+        Raises:
+            ValueError: one is not free, or named twice; nothing was taken.
+        """
+        pages = list(page_ids)
+        wanted = set(pages)
+        free = [page for page in self.free_pages if page not in wanted]
+        if len(free) + len(pages) != len(self.free_pages):
+            raise ValueError(f"not all of {pages} are free")
+        heapq.heapify(free)
+        self.free_pages = free
+        self._give(pages, owner, location)
+
+    def _give(self, pages: list[int], owner: str, location: str) -> None:
         for page in pages:
             self.page_location[page] = location
             self.page_owner[page] = owner
             self._holders[page] = [owner]
             self._held[owner][page] += 1
-        self._count_alone(owner, num_pages)
-        return pages
+        self._count_alone(owner, len(pages))
 
     def share(self, page_ids: Iterable[int], owner: str) -> None:
         """Add ``owner`` as one more holder of each page, e.g. a copy that must not lose its source."""

@@ -42,6 +42,9 @@ class PageBacking(Protocol):
     def read_pages(self, first: int, out: PageBytes) -> list[int]:
         """Fill ``out`` (uint8, whole pages) from neighbouring pages; the checksum of each as it was read."""
 
+    def zero_page(self, page: int) -> None:
+        """Leave nothing of what the page held."""
+
     def sync(self, pages: Sequence[int]) -> None:
         """Bring pages to the disk."""
 
@@ -63,6 +66,9 @@ class MemoryBacking:
         extent = self._extent(first, out)
         np.copyto(out, extent.reshape(-1))
         return [0] * len(extent)
+
+    def zero_page(self, page: int) -> None:
+        self.pages[page] = 0
 
     def sync(self, pages: Sequence[int]) -> None:
         pass

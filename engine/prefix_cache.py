@@ -4,6 +4,8 @@ Bookkeeping only. A cached page has the holder ``CACHE`` beside the Sequences th
 Giving it up costs no copy: its bits are in the host pool already, or can be computed again.
 """
 
+from collections.abc import Mapping
+
 from engine.eviction import EvictionPolicy
 from engine.page_manager import PageManager
 
@@ -22,6 +24,11 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._pages)
+
+    @property
+    def identities(self) -> Mapping[int, str]:
+        """Device page -> identity, of all that are cached."""
+        return self._identities
 
     @property
     def num_evictable(self) -> int:

@@ -16,6 +16,7 @@ from engine.host_cache import HostCache, HostPage
 from engine.identity import page_identities
 from engine.prefix_cache import PrefixCache
 from engine.promises import Promises
+from engine.retention import Retention
 from engine.sequence import Restart, Sequence, restart
 from engine.stats import PageStats
 
@@ -61,16 +62,18 @@ class Residency:
         *,
         prefill_chunk: int,
         copies: Copies | None = None,
+        retention: Retention | None = None,
         reached: Callable[[str], None] = lambda point: None,
     ) -> None:
-        """Without ``copies`` what leaves the device is computed again. ``reached`` hears of each named point where a test may
-        end the process."""
+        """Without ``copies`` what leaves the device is computed again; without ``retention`` host pages are kept until their
+        place is needed. ``reached`` hears of each named point where a test may end the process."""
         self.cache = cache
         self.prefix = PrefixCache(cache.gpu_manager, policy)
         self.copies = copies
         self.costs = copies.costs if copies is not None else Costs()
         self.stats = PageStats()
         self._prefill_chunk = prefill_chunk
+        self._retention = retention
         self._reached = reached
         self._promises = Promises()
         self._arriving: dict[str, _Arriving] = {}
@@ -306,6 +309,8 @@ class Residency:
 
     def collect(self, wait: float = 0.0) -> list[Arrived | Failed]:
         """Apply the copies that completed, waiting up to ``wait`` seconds for the first. The Sequences that arrived."""
+        if self._retention is not None:
+            self._retention.sweep()
         if self.copies is None:
             return []
         arrived = [self._place(loaded) for loaded in self.copies.collect(self.stats, wait)]
@@ -338,6 +343,8 @@ class Residency:
 
     def close(self) -> None:
         """Let the copies in flight finish."""
+        if self._retention is not None:
+            self._retention.close()
         if self.copies is not None:
             self.copies.close()
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from engine.errors import InvalidLogits, InvalidSampling
 
 MAX_LOGPROBS = 20
+_NO_MASKS = np.empty((0, 0), np.int32)
 Ids = Sequence[int] | npt.NDArray[np.integer]
 
 
@@ -82,7 +83,8 @@ class Draw:
     """What a row's token depends on beside its logits: it is number ``token_index`` (from 0) of its job's output.
 
     Only penalties look at the ids of prompt and output; arrays of int32 are taken as they are. ``suppress`` are the ids not to be
-    chosen while ``token_index < params.min_tokens``.
+    chosen while ``token_index < params.min_tokens``. Of ``allowed`` (bit i % 32 of word i // 32 is token i's) the ids without a bit
+    are not chosen, whatever else is asked for; None allows all.
     """
 
     params: SamplingParams
@@ -90,6 +92,7 @@ class Draw:
     prompt_ids: Ids = ()
     generated_ids: Ids = ()
     suppress: Collection[int] = ()
+    allowed: npt.NDArray[np.int32] | None = None
 
 
 def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw], threads: int = 1) -> list[Sampled | InvalidLogits]:
@@ -102,6 +105,7 @@ def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw], threads:
 
     history: list[Ids] = []
     biases: list[tuple[int, float]] = []
+    masks: list[npt.NDArray[np.int32]] = []
     requests = np.empty(len(draws), sampling.REQUEST)
     history_to = 0
     for row, draw in enumerate(draws):
@@ -115,6 +119,10 @@ def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw], threads:
         biases += params.logit_bias.items()
         if draw.token_index < params.min_tokens:
             biases += [(token, -math.inf) for token in draw.suppress]
+        mask = sampling.NO_MASK
+        if draw.allowed is not None:
+            mask = len(masks)
+            masks.append(draw.allowed)
         requests[row] = (
             params.temperature,
             params.top_p,
@@ -131,6 +139,7 @@ def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw], threads:
             history_to,
             bias_from,
             len(biases),
+            mask,
         )
     wanted = min(max((draw.params.logprobs or 0 for draw in draws), default=0), logits.shape[1])
     tokens, logprobs = np.empty(len(draws), np.int64), np.empty(len(draws))
@@ -141,6 +150,7 @@ def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw], threads:
         np.concatenate([np.empty(0, np.int32), *(np.asarray(ids, np.int32) for ids in history)]),
         np.array([token for token, _ in biases], np.int32),
         np.array([bias for _, bias in biases], np.float64),
+        np.stack(masks) if masks else _NO_MASKS,
         tokens,
         logprobs,
         top_ids,

@@ -23,6 +23,7 @@ class Request:
     generated_ids: tuple[int, ...] = ()  #: tokens that are committed already: never sampled again, only replayed
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    grammar: str = ""  #: of llguidance; empty allows everything
     priority: int = 0
     order: int = 0  #: first come, first served among equals
     alone: bool = False  #: suspected of killing engines: takes its next step with nobody else

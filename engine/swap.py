@@ -71,6 +71,44 @@ class SwapEngine(Protocol):
         """Finish what was submitted, then end."""
 
 
+class Mover:
+    """Moves the bytes of one transfer between pools in plain memory, checksums and all. Any thread may call it."""
+
+    def __init__(self, device: DevicePool, host: HostPool, reached: Callable[[str], None] = lambda point: None) -> None:
+        self._device_bytes = device.bytes.numpy()
+        self._host = host
+        self._reached = reached
+
+    def move(self, transfer: Transfer) -> Completed:
+        self._reached(f"swap.before_{transfer.direction}")
+        began = time.perf_counter()
+        checksums: list[int] = []
+        problems: list[str] = []
+        copy = self._out if transfer.direction is Direction.OUT else self._in
+        for run in neighbours(transfer.moves, self._device_bytes.shape[1]):
+            try:
+                checksums += copy(run)
+                problems += [""] * len(run)
+            except OSError as error:
+                checksums += [0] * len(run)
+                problems += [str(error)] * len(run)
+        problems = make_durable(self._host, transfer, problems)
+        if transfer.direction is Direction.IN:
+            problems = verify(transfer.moves, checksums, problems)
+        seconds = time.perf_counter() - began
+        self._reached(f"swap.after_{transfer.direction}")
+        return Completed(transfer, tuple(checksums), tuple(problems), seconds)
+
+    def _out(self, run: tuple[PageMove, ...]) -> list[int]:
+        first = run[0].device_page
+        return self._host.backing.write_pages(run[0].host_page, self._device_bytes[first : first + len(run)].reshape(-1))
+
+    def _in(self, run: tuple[PageMove, ...]) -> list[int]:
+        # Straight into the device pages: no Sequence can see them before the completion says that they verified.
+        first = run[0].device_page
+        return self._host.backing.read_pages(run[0].host_page, self._device_bytes[first : first + len(run)].reshape(-1))
+
+
 class ThreadSwap:
     """Pools in plain memory: threads for each direction. The copies release the interpreter lock, so the step goes on."""
 
@@ -84,11 +122,9 @@ class ThreadSwap:
         reached: Callable[[str], None] = lambda point: None,
     ) -> None:
         """``on_completed`` wakes whoever waits for work; ``on_death``: a thread that dies leaves pages pinned for ever."""
-        self._device_bytes = device.bytes.numpy()
-        self._host = host
+        self._mover = Mover(device, host, reached)
         self._on_completed = on_completed
         self._on_death = on_death
-        self._reached = reached
         self._completions: queue.SimpleQueue[Completed] = queue.SimpleQueue()
         self._queues: dict[Direction, queue.SimpleQueue[Transfer | None]] = {way: queue.SimpleQueue() for way in Direction}
         self._in_flight = 0
@@ -128,41 +164,12 @@ class ThreadSwap:
     def _run(self, way: Direction) -> None:
         try:
             while (transfer := self._queues[way].get()) is not None:
-                self._completions.put(self._move(transfer))
+                self._completions.put(self._mover.move(transfer))
                 self._on_completed()
         except BaseException as error:
             if self._on_death is None:
                 raise
             self._on_death(error)
-
-    def _move(self, transfer: Transfer) -> Completed:
-        self._reached(f"swap.before_{transfer.direction}")
-        began = time.perf_counter()
-        checksums: list[int] = []
-        problems: list[str] = []
-        copy = self._out if transfer.direction is Direction.OUT else self._in
-        for run in neighbours(transfer.moves, self._device_bytes.shape[1]):
-            try:
-                checksums += copy(run)
-                problems += [""] * len(run)
-            except OSError as error:
-                checksums += [0] * len(run)
-                problems += [str(error)] * len(run)
-        problems = make_durable(self._host, transfer, problems)
-        if transfer.direction is Direction.IN:
-            problems = verify(transfer.moves, checksums, problems)
-        seconds = time.perf_counter() - began
-        self._reached(f"swap.after_{transfer.direction}")
-        return Completed(transfer, tuple(checksums), tuple(problems), seconds)
-
-    def _out(self, run: tuple[PageMove, ...]) -> list[int]:
-        first = run[0].device_page
-        return self._host.backing.write_pages(run[0].host_page, self._device_bytes[first : first + len(run)].reshape(-1))
-
-    def _in(self, run: tuple[PageMove, ...]) -> list[int]:
-        # Straight into the device pages: no Sequence can see them before the completion says that they verified.
-        first = run[0].device_page
-        return self._host.backing.read_pages(run[0].host_page, self._device_bytes[first : first + len(run)].reshape(-1))
 
 
 def make_durable(host: HostPool, transfer: Transfer, problems: list[str]) -> list[str]:

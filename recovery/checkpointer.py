@@ -17,6 +17,11 @@ class Checkpointer:
     def __init__(self, host: HostCache | None) -> None:
         self._host = host
 
+    def adopt(self, entries: Mapping[int, PageEntry]) -> None:
+        """The pool's table, read when we were registered: then a request that our last life sent late is refused."""
+        if self._host is not None:
+            self._host.adopt(as_table(entries), {page: entry.age for page, entry in entries.items()})
+
     @property
     def has_writes(self) -> bool:
         return self._host is not None and bool(self._host.ready or self._host.drops)

@@ -1,28 +1,24 @@
 """What recovery sees: jobs, logs, pool table and pool file, read at one moment and changed by nobody here."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-
-import xxhash
 
 from recovery.plan import Observation, ObservedJob
 from storage.errors import PoolError
 from storage.job_store import JobStore
-from storage.pool_file import read_pool_header
-from storage.pool_header import PoolHeader
+from storage.pool_reader import PoolReader
 from storage.records import EngineRecord, JobRecord, JobStatus, LogEntry, LogRead, PageEntry
 
 _LOG_PAGE = 10_000
 
 
 def unfinished_jobs(store: JobStore) -> list[JobRecord]:
-    """Every queued and in-progress job, in the order in which they were accepted."""
+    """Every queued and in-progress job of every tenant, in the order in which they were accepted."""
     found: dict[str, JobRecord] = {}
     for status in (JobStatus.IN_PROGRESS, JobStatus.QUEUED):
         cursor: str | None = None
         while True:
-            page = store.jobs(status=status, limit=100, cursor=cursor)
+            page = store.jobs(status=status, tenant=None, limit=100, cursor=cursor)
             found |= {record.job_id: record for record in page.jobs}
             cursor = page.next_cursor
             if cursor is None:
@@ -40,37 +36,11 @@ def whole_log(store: JobStore, record: JobRecord) -> tuple[LogEntry, ...]:
     return tuple(entries[: record.log_length])
 
 
-class PoolReader:
-    """Reads pages of a pool file that no engine has locked, or that one has: pread only, nothing is changed."""
-
-    def __init__(self, path: Path) -> None:
-        self.header: PoolHeader = read_pool_header(path)
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._page = bytearray(self.header.page_bytes)
-
-    def page_ok(self, page: int, entry: PageEntry) -> bool:
-        """Whether the bytes of a host page have the published checksum."""
-        if page >= self.header.num_pages:
-            return False
-        offset = self.header.data_offset + page * self.header.page_bytes
-        try:
-            read = os.preadv(self._fd, [self._page], offset)
-        except OSError:
-            return False
-        return read == self.header.page_bytes and xxhash.xxh3_64_intdigest(self._page) == entry.checksum
-
-    def bad_pages(self, table: dict[int, PageEntry]) -> list[int]:
-        return [page for page, entry in sorted(table.items()) if not self.page_ok(page, entry)]
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
 def open_pool(path: Path) -> PoolReader | None:
     """None when there is no usable pool file: recovery then replays everything."""
     try:
         return PoolReader(path)
-    except (PoolError, OSError):
+    except PoolError:
         return None
 
 

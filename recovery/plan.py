@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from engine.identity import page_identities, root_identity
 from engine.sequence import restart
-from recovery.sequences import LogDamaged, verify_log
+from recovery.sequences import CannotGoOn, verify_log, verify_spec
 from storage.records import JobRecord, JobStatus, LogEntry, PageEntry
 
 
@@ -16,7 +16,7 @@ class Action(StrEnum):
     REPLAY = "replay"  #: no page of it is there: all its tokens are replayed
     WAIT = "wait"  #: needs a model that this engine does not serve; never failed for it
     ELSEWHERE = "elsewhere"  #: a living engine runs it
-    FAIL = "fail"  #: poison, or a log that does not verify
+    FAIL = "fail"  #: a log that does not verify, or a spec of a newer version
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class JobPlan:
     pages_restored: int = 0
     tokens_replayed: int = 0
     reason: str = ""
+    code: str = ""  #: of the failure, where the action is FAIL
     fence: int = 0  #: what was observed; execution compares
 
 
@@ -86,9 +87,10 @@ def _plan_job(job: ObservedJob, seen: Observation, usable: Callable[[str], bool]
         return JobPlan(record.job_id, Action.ELSEWHERE, committed, reason=reason, fence=fence)
     tokens = [entry.token for entry in job.entries]
     try:
+        verify_spec(record)
         verify_log(record, tokens)
-    except LogDamaged as error:
-        return JobPlan(record.job_id, Action.FAIL, committed, reason=f"log_damaged: {error}", fence=fence)
+    except CannotGoOn as error:
+        return JobPlan(record.job_id, Action.FAIL, committed, reason=str(error), code=error.code, fence=fence)
     restored = _leading_pages(record, tokens, seen, usable)
     begin = restart(len(record.prompt_token_ids), len(tokens), restored, page_size=seen.page_size, prefill_chunk=seen.prefill_chunk)
     if not record.fence:

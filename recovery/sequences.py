@@ -9,15 +9,30 @@ from engine.identity import root_identity
 from engine.sampler import SamplingParams
 from engine.sequence import FinishReason, Request
 from storage import chain as chains
-from storage.job_spec import JobSpec
+from storage.job_spec import JobSpec, unknown_fields
 from storage.records import Commit, Finish, JobRecord, JobStatus, LogEntry, OwnedJob
+from storage.rules import SUSPECT_STRIKES
 
 if TYPE_CHECKING:  # the recovery plan must not wait two seconds for torch
     from engine.core import TokenOutput
 
 
-class LogDamaged(Exception):
+class CannotGoOn(Exception):
+    """This job, whatever else happens, can have no further right token. ``code`` is that of its failure."""
+
+    code: str
+
+
+class LogDamaged(CannotGoOn):
     """A job's log does not verify against its chain hash: damage outside the failure model, refused rather than papered over."""
+
+    code = "log_damaged"
+
+
+class SpecUnknown(CannotGoOn):
+    """A newer version took the job in, and promised something that this one does not know."""
+
+    code = "spec_unknown"
 
 
 @dataclass(slots=True)
@@ -52,6 +67,14 @@ def verify_log(record: JobRecord, tokens: Iterable[int]) -> str:
     return chain
 
 
+def verify_spec(record: JobRecord) -> JobSpec:
+    """What the client asked for. Raises SpecUnknown unless this version knows all of it."""
+    if unknown := unknown_fields(record.spec):
+        names = ", ".join(unknown)
+        raise SpecUnknown(f"{record.job_id} asks for {names}, which this version of midsentence does not know: upgrade its engines")
+    return JobSpec.from_json(record.spec)
+
+
 def sampling_of(spec: JobSpec) -> SamplingParams:
     return SamplingParams(
         temperature=spec.temperature,
@@ -72,10 +95,10 @@ def hold(owned: OwnedJob, record: JobRecord, entries: Sequence[LogEntry], arithm
     """Everything needed to go on, under the fingerprint ``arithmetic``, with a job that was just given to us.
 
     A job that began under another arithmetic finds its old pages, which still verify, and publishes no new ones: their identity
-    would promise an arithmetic that only part of them had. Raises LogDamaged.
+    would promise an arithmetic that only part of them had. Raises CannotGoOn.
     """
     began_under = record.arithmetic_fingerprint or arithmetic
-    spec = JobSpec.from_json(record.spec)
+    spec = verify_spec(record)
     chain = verify_log(record, (entry.token for entry in entries))
     request = Request(
         sequence_id=record.job_id,
@@ -85,9 +108,10 @@ def hold(owned: OwnedJob, record: JobRecord, entries: Sequence[LogEntry], arithm
         generated_ids=tuple(entry.token for entry in entries),
         stop=spec.stop,
         ignore_eos=spec.ignore_eos,
+        grammar=spec.grammar,
         priority=record.priority,
         order=record.order,
-        alone=owned.strikes >= 2,
+        alone=owned.strikes >= SUSPECT_STRIKES,
         root=root_identity(record.model_fingerprint, began_under, record.tenant),
         publishes=began_under == arithmetic,
     )

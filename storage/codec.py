@@ -19,7 +19,7 @@ from storage.records import (
 MUTABLE = (
     "order", "created_at", "status", "engine", "incarnation", "fence", "strikes", "recoveries", "length", "chain",
     "arithmetic", "finish_reason", "error_code", "error_message", "cached", "replayed", "restored", "started_at",
-    "finished_at",
+    "finished_at", "metadata",
 )  # fmt: skip
 
 
@@ -29,19 +29,22 @@ def pairs(flat: Sequence[str]) -> dict[str, str]:
 
 
 def group_arguments(jobs: Sequence[NewJob]) -> Iterator[str]:
-    """How many; id, spec and chain of each; then fields and values that their records share: a prompt can be long."""
-    yield str(len(jobs))
+    """How many jobs and prompts; each prompt and its length, once, for it can be long; of each job id, spec, chain and the number
+    of its prompt, from 1; then fields and values that their records share."""
+    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(job.prompt_token_ids for job in jobs), 1)}
+    yield from (str(len(jobs)), str(len(prompts)))
+    for prompt in prompts:
+        yield from (" ".join(map(str, prompt)), str(len(prompt)))
     for job in jobs:
-        yield from (job.job_id, job.spec, chain.start(job.spec, job.prompt_token_ids, job.job_id))
+        start = chain.start(job.spec, job.prompt_token_ids, job.job_id)
+        yield from (job.job_id, job.spec, start, str(prompts[job.prompt_token_ids]))
     for pair in _shared_fields(jobs[0]).items():
         yield from pair
 
 
 def _shared_fields(job: NewJob) -> dict[str, str]:
-    """With spec and chain every field of the record, so that no script meets a missing one. The script sets times and order."""
+    """With spec, chain and prompt every field of the record, so that no script meets a missing one. Scripts set times and order."""
     return {
-        "prompt": " ".join(map(str, job.prompt_token_ids)),
-        "prompt_length": str(len(job.prompt_token_ids)),
         "model": job.model_fingerprint,
         "max_tokens": str(job.max_tokens),
         "request_hash": job.request_hash,
@@ -51,10 +54,12 @@ def _shared_fields(job: NewJob) -> dict[str, str]:
         "traceparent": job.traceparent,
         "group": job.group,
         "served_by": job.served_by,
+        **({"batch": job.batch, "choices": str(job.choices)} if job.batch else {}),
+        **({"stored": "1"} if job.stored else {}),
         **dict.fromkeys(("fence", "strikes", "charged", "lost", "recoveries", "length", "cached", "replayed", "restored"), "0"),
         **dict.fromkeys(("engine", "incarnation", "arithmetic", "finish_reason", "error_code", "error_message"), ""),
         **dict.fromkeys(("started_at", "finished_at", "deadline_at", "affinity", "affinity_until", "unfit_since"), ""),
-        **dict.fromkeys(("released_by", "counted", "read_at"), ""),
+        **dict.fromkeys(("released_by", "orphan_of", "counted", "read_at"), ""),
     }
 
 
@@ -92,6 +97,10 @@ def job_record(job_id: str, fields: Mapping[str, str]) -> JobRecord:
         traceparent=fields["traceparent"],
         group=fields["group"],
         served_by=fields["served_by"],
+        batch=fields.get("batch", ""),  # a field of batches' jobs alone: others are as the first version wrote them
+        choices=int(fields.get("choices", "1")),
+        stored="stored" in fields,
+        metadata=fields.get("metadata") or "",
     )
 
 
@@ -150,6 +159,7 @@ def page_text(entry: PageEntry) -> str:
     return f"{entry.identity} {entry.checksum}"
 
 
-def page_entry(text: str) -> PageEntry:
-    identity, _, checksum = text.partition(" ")
-    return PageEntry(identity, int(checksum))
+def page_entry(text: str, now: float = 0.0) -> PageEntry:
+    """As ``publish.lua`` writes it; ``now``: the store's time. ValueError for anything else."""
+    identity, checksum, *published_at = text.split(" ", 2)
+    return PageEntry(identity, int(checksum), max(0.0, now - float(published_at[0])) if published_at else 0.0)

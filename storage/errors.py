@@ -4,7 +4,7 @@ StorageError
 ├── StoreUnavailable        Redis did not answer: the outcome is unknown, send the same call again
 ├── StoreFull               Redis refused for want of memory: a pause, not a failure
 ├── StoreMisconfigured      Redis runs with settings that would lose acknowledged writes
-├── WrongStore              this is not the store we belong to, or it lost commits
+├── WrongStore              this is not the store we belong to, it lost commits, or another version's format
 ├── EngineDead              this incarnation was declared dead: drop everything, register anew
 ├── PoolLocked              another process holds the pool file
 └── PoolError               the pool file cannot be made or read

@@ -16,20 +16,25 @@ from storage.errors import StoreUnavailable
 from storage.wire import translate
 
 
+def subscriber(url: str, *, timeout: float, client_name: str) -> Any:
+    """A client that is used for subscriptions alone: nothing retried, nothing hidden."""
+    return redis.Redis.from_url(
+        url,
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+        retry=Retry(NoBackoff(), 0),
+        client_name=client_name,
+        driver_info=None,
+        protocol=2,
+        decode_responses=True,
+    )
+
+
 class HintReader:
     """One subscription per waiting thread, on its own connection, made at its first ``wait``."""
 
     def __init__(self, url: str, *, timeout: float, client_name: str) -> None:
-        self._client: Any = redis.Redis.from_url(
-            url,
-            socket_timeout=timeout,
-            socket_connect_timeout=timeout,
-            retry=Retry(NoBackoff(), 0),
-            client_name=client_name,
-            driver_info=None,
-            protocol=2,
-            decode_responses=True,
-        )
+        self._client = subscriber(url, timeout=timeout, client_name=client_name)
         self._local = threading.local()
         self._closed = False
 

@@ -7,7 +7,9 @@ sent twice with the same arguments, and raise only what ``storage.errors`` names
 from collections.abc import Sequence
 from typing import Protocol
 
+from storage.batch_store import BatchStore
 from storage.records import (
+    ApiRecord,
     EngineInfo,
     EngineRecord,
     JobAnswer,
@@ -26,6 +28,7 @@ from storage.records import (
     StoreIdentity,
     Submitted,
 )
+from storage.vitals import VitalsFeed
 
 
 class JobStore(Protocol):
@@ -46,24 +49,38 @@ class JobStore(Protocol):
         """Accept the store as it is: a new epoch voids marks, owners and incarnations; in-progress jobs go back to the queue."""
 
     # clients -------------------------------------------------------------------------------------------------------
-    def submit(self, *jobs: NewJob, queue_limit: int) -> Submitted:
-        """All of them or none: a group, whose jobs differ in id and spec alone; one job is a group of one.
+    def submit(self, *jobs: NewJob, queue_limit: int, tenant_limit: int | None = None) -> Submitted:
+        """All of them or none: a group, whose jobs differ in id, spec and prompt alone; one job is a group of one.
 
-        An idempotency key names the whole group, and lives as long as the record of its first job.
+        An idempotency key names the whole group, and lives as long as the record of its first job. ``queue_limit`` is for the
+        queue of the model, ``tenant_limit`` for what the tenant has in all queues.
         """
 
     def get(self, job_id: str) -> JobRecord | None: ...
 
     def jobs(
-        self, *, status: JobStatus | None = None, tenant: str | None = "", limit: int = 20, cursor: str | None = None
+        self,
+        *,
+        status: JobStatus | None = None,
+        tenant: str | None = "",
+        limit: int = 20,
+        cursor: str | None = None,
+        stored: bool = False,
+        oldest_first: bool = False,
     ) -> JobPage:
-        """Newest first. ``tenant``: exactly that one; None for all (operators only)."""
+        """Newest first, or ``oldest_first``. ``tenant``: exactly that one; None: all (operators only). ``stored``: only such."""
 
     def read(self, reads: Sequence[LogRead]) -> list[LogSlice | None]:
         """Many jobs in one round trip; None for a job that is not there."""
 
     def cancel(self, job_id: str) -> JobRecord | None:
         """Terminal at once in any non-terminal state. The record afterwards; None when there is no such job."""
+
+    def describe(self, job_id: str, metadata: str) -> JobRecord | None:
+        """Give the job this metadata (JSON) in place of its own. The record afterwards; None when there is no such job."""
+
+    def delete(self, *job_ids: str) -> int:
+        """Remove jobs whole and at once, live ones too; how many were there. A group goes together: its key names all of it."""
 
     def wait_hint(self, timeout: float, *, tokens: bool = True) -> frozenset[str]:
         """Block until some job changed (ids, maybe stale, maybe none) or ``timeout`` seconds passed.
@@ -76,6 +93,10 @@ class JobStore(Protocol):
 
     def counts(self) -> dict[JobStatus, int]:
         """Jobs by status, kept by the scripts."""
+
+    @property
+    def batches(self) -> BatchStore:
+        """Files and batches."""
 
     # engines -------------------------------------------------------------------------------------------------------
     def register(self, info: EngineInfo, incarnation: str, *, blame: bool, seen: tuple[str, int] | None = None) -> Registered:
@@ -114,11 +135,32 @@ class JobStore(Protocol):
     def fail(self, job_id: str, code: str, message: str) -> JobRecord | None:
         """End a job as failed whatever its owner (``recover --fail``; poison). The record afterwards."""
 
+    # apis (PROTOCOL.md 3) --------------------------------------------------------------------------------------------
+    def apis(self) -> list[ApiRecord]:
+        """Those with live jobs that end with them. A job that is named was submitted before the beat beside it."""
+
+    def beat(self, api: str) -> None:
+        """Say that the api of this incarnation lives. Each submit of a job that ends with it says so, too."""
+
+    # vitals: what is true for a second and kept nowhere ---------------------------------------------------------------
+    def publish_vitals(self, text: str) -> int:
+        """Tell whoever listens how an engine does; how many listened. Nothing is written, and no store is proved."""
+
+    def vitals(self) -> VitalsFeed:
+        """A new listener, to be closed."""
+
     # sweeps: any process, any time -----------------------------------------------------------------------------------
     def sweep_deadlines(self) -> tuple[str, ...]:
         """Fail at most 64 jobs whose deadline passed (code ``deadline_exceeded``); their ids."""
 
     def sweep_expired(self, retention_seconds: float, *, limit: int = 100) -> int:
         """Purge whole jobs that ended longer ago than that; refuses (StorageError "clock step?") as PROTOCOL.md 9 says."""
+
+    def rewrite_file(self, interval: float) -> bool:
+        """Begin to write the store's file anew, without what was purged since it last was; True when that began.
+
+        At most once in ``interval`` seconds, whoever asks. Call it again and again: only so is it known whether it ended well.
+        Raises StorageError where the store does not allow it.
+        """
 
     def close(self) -> None: ...

@@ -1,18 +1,22 @@
 """``MemoryJobStore``: the job store without Redis. Same verbs, same answers, same order of checks; nothing survives it.
 
 For tests of everything above storage/, and the model that the scripts are held against. One lock makes each call atomic, as one
-script is. The reasons for the rules stand in ``lua/``.
+script is. The reasons for the rules stand in ``lua/``. Its fsync boundary, ``sync`` and ``crash``, is Redis's under ``appendfsync
+everysec``; a test that calls neither has ``always``.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from storage.errors import EngineDead, WrongStore
+from storage.memory_batches import MemoryBatchStore
 from storage.memory_state import Engine, State
-from storage.memory_verbs import commit_job, purge_job, refusal, release_job, submit_group
+from storage.memory_verbs import commit_job, purge_job, refusal, release_job, remove_job, rewrite_file, submit_group
 from storage.records import (
+    ApiRecord,
     EngineInfo,
     EngineRecord,
     JobAnswer,
@@ -37,12 +41,14 @@ from storage.rules import (
     DEADLINE_MESSAGE,
     MOVED_PER_CALL,
     POISON_STRIKES,
+    SUSPECT_STRIKES,
     check_commit,
     check_group,
     check_sweep,
     parse_cursor,
 )
 from storage.store_file import describe_wrong_store
+from storage.vitals import MemoryVitals, VitalsFeed
 
 
 class MemoryJobStore:
@@ -52,8 +58,11 @@ class MemoryJobStore:
         self._clock = clock
         self._lock = threading.RLock()
         self._state = State()
+        self._vitals = MemoryVitals()
+        self._synced: tuple[State, tuple[str, int] | None] = State(), None  #: what is on disk: state, and the next line
         self._store: tuple[str, int] | None = None  #: id, epoch
         self._bound: StoreIdentity | None = None
+        self.batches = MemoryBatchStore(self._script)
 
     @contextmanager
     def _script(self) -> Iterator[State]:
@@ -72,6 +81,18 @@ class MemoryJobStore:
             if not alive or (pool_id is not None and state.engines[engine_id].info.pool_id != pool_id):
                 raise EngineDead(f"engine {engine_id} was declared dead as incarnation {incarnation}")
             yield state
+
+    # disk ------------------------------------------------------------------------------------------------------------
+    def sync(self) -> None:
+        """What was written until now survives a crash."""
+        with self._lock:
+            self._synced = self._state.copy(), self._store
+
+    def crash(self) -> None:
+        """As Redis comes back: with what was synced, and nothing later."""
+        with self._lock:
+            state, self._store = self._synced
+            self._state = state.copy()
 
     # identity --------------------------------------------------------------------------------------------------------
     def identity(self) -> StoreIdentity | None:
@@ -103,25 +124,33 @@ class MemoryJobStore:
             return StoreIdentity(*self._store, state.commit)
 
     # clients ---------------------------------------------------------------------------------------------------------
-    def submit(self, *jobs: NewJob, queue_limit: int) -> Submitted:
+    def submit(self, *jobs: NewJob, queue_limit: int, tenant_limit: int | None = None) -> Submitted:
         check_group(jobs)
         with self._script() as state:
-            return submit_group(state, jobs, queue_limit)
+            return submit_group(state, jobs, queue_limit, tenant_limit)
 
     def get(self, job_id: str) -> JobRecord | None:
         with self._script() as state:
             return state.jobs[job_id].record if job_id in state.jobs else None
 
     def jobs(
-        self, *, status: JobStatus | None = None, tenant: str | None = "", limit: int = 20, cursor: str | None = None
+        self,
+        *,
+        status: JobStatus | None = None,
+        tenant: str | None = "",
+        limit: int = 20,
+        cursor: str | None = None,
+        stored: bool = False,
+        oldest_first: bool = False,
     ) -> JobPage:
-        before = float("inf") if cursor is None else parse_cursor(cursor)
+        after = None if cursor is None else parse_cursor(cursor)
         with self._script() as state:
             found = [
                 job.record
-                for job in reversed(list(state.sorted_jobs()))
-                if job.record.order < before
+                for job in (state.sorted_jobs() if oldest_first else reversed(list(state.sorted_jobs())))
+                if (after is None or (job.record.order > after if oldest_first else job.record.order < after))
                 and (status is None or job.record.status is status)
+                and (job.record.stored or not stored)
                 and (tenant is None or job.record.tenant == tenant)
             ]
         page = found[:limit]
@@ -144,8 +173,29 @@ class MemoryJobStore:
     def cancel(self, job_id: str) -> JobRecord | None:
         return self._end(job_id, JobStatus.CANCELLED, None)
 
+    def describe(self, job_id: str, metadata: str) -> JobRecord | None:
+        with self._script() as state:
+            job = state.jobs.get(job_id)
+            if job is None:
+                return None
+            if job.record.metadata != metadata:
+                job.change(metadata=metadata)
+                state.commit += 1
+            return job.record
+
     def fail(self, job_id: str, code: str, message: str) -> JobRecord | None:
         return self._end(job_id, JobStatus.FAILED, JobError(code, message))
+
+    def delete(self, *job_ids: str) -> int:
+        with self._script() as state:
+            found = [state.jobs[job_id] for job_id in dict.fromkeys(job_ids) if job_id in state.jobs]
+            for job in found:
+                if not job.record.status.terminal:
+                    state.end(job, JobStatus.CANCELLED)
+                state.uncount_line(job)
+                remove_job(state, job)
+            state.commit += bool(found)
+            return len(found)
 
     def _end(self, job_id: str, status: JobStatus, error: JobError | None) -> JobRecord | None:
         with self._script() as state:
@@ -188,7 +238,9 @@ class MemoryJobStore:
                     failed.append(job.record.job_id)
                 else:
                     state.adopt(job, incarnation, blame)
-            state.engines[info.engine_id] = Engine(info, incarnation, failed=tuple(failed))
+            state.engines[info.engine_id] = Engine(
+                info, incarnation, failed=tuple(failed), ended_well="" if blame or old is None else old.incarnation
+            )
             if old is not None and old.info.pool_id != info.pool_id:
                 state.pools.pop(old.info.pool_id, None)
             state.commit += 1
@@ -214,7 +266,7 @@ class MemoryJobStore:
                 table = state.pools.setdefault(pool_id, {})
                 for page in writes.drop:
                     table.pop(page, None)
-                table.update(writes.publish)
+                table.update((page, (entry, state.now)) for page, entry in writes.publish.items())
                 state.commit += bool(writes.drop) + bool(writes.publish)
         with self._lock:
             return StepAnswers(tuple(answers), self._state.commit)
@@ -237,12 +289,15 @@ class MemoryJobStore:
             engine = state.engines.get(engine_id)
             if engine is None or (engine.incarnation, engine.beat) != (incarnation, beat):
                 return 0
-            moved = state.owned(engine_id)[:MOVED_PER_CALL]
+            owned = state.owned(engine_id)
+            suspects = [job for job in owned if job.record.strikes >= SUSPECT_STRIKES]
+            guilty = [] if engine.dead else suspects[:1]
+            moved = (guilty + [job for job in owned if job not in guilty])[:MOVED_PER_CALL]
             if moved or not engine.dead:
                 engine.dead = True
                 state.commit += 1
             for job in moved:
-                state.orphan(job)
+                state.orphan(job, suspected=bool(job.charged) and (job in guilty or job not in suspects))
             return len(moved)
 
     def engines(self) -> list[EngineRecord]:
@@ -251,7 +306,26 @@ class MemoryJobStore:
 
     def pool_table(self, pool_id: str) -> dict[int, PageEntry]:
         with self._script() as state:
-            return dict(state.pools.get(pool_id, {}))
+            table = state.pools.get(pool_id, {})
+            return {page: replace(entry, age=max(0.0, state.now - at)) for page, (entry, at) in table.items()}
+
+    # apis ------------------------------------------------------------------------------------------------------------
+    def apis(self) -> list[ApiRecord]:
+        with self._script() as state:
+            served = ((api, tuple(sorted(job.record.job_id for job in state.served(api)))) for api in sorted(state.beats))
+            return [ApiRecord(api, state.beats[api], job_ids) for api, job_ids in served]
+
+    def beat(self, api: str) -> None:
+        with self._script() as state:
+            if api in state.beats:
+                state.api_beat(api)
+
+    # vitals ----------------------------------------------------------------------------------------------------------
+    def publish_vitals(self, text: str) -> int:
+        return self._vitals.publish(text)
+
+    def vitals(self) -> VitalsFeed:
+        return self._vitals.feed()
 
     # sweeps ----------------------------------------------------------------------------------------------------------
     def sweep_deadlines(self) -> tuple[str, ...]:
@@ -268,13 +342,17 @@ class MemoryJobStore:
 
     def sweep_expired(self, retention_seconds: float, *, limit: int = 100) -> int:
         with self._script() as state:
-            finished = [job for job in state.jobs.values() if job.record.status.terminal]
+            finished = [job for job in state.jobs.values() if job.record.status.terminal and not job.record.batch]
             due = sorted(
                 (job for job in finished if job.expires <= state.now - retention_seconds),
                 key=lambda job: (job.expires, job.record.job_id),
             )
             check_sweep(due=len(due), finished=len(finished), limit=limit)
             return sum(purge_job(state, job, retention_seconds) for job in due[:limit])
+
+    def rewrite_file(self, interval: float) -> bool:
+        with self._script() as state:
+            return rewrite_file(state, interval)
 
     def close(self) -> None:
         """Nothing to close."""

@@ -19,7 +19,7 @@ from storage.records import (
 from storage.rules import IDEMPOTENCY_HOLD, READ_HOLD
 
 
-def submit_group(state: State, jobs: Sequence[NewJob], queue_limit: int) -> Submitted:
+def submit_group(state: State, jobs: Sequence[NewJob], queue_limit: int, tenant_limit: int | None) -> Submitted:
     first, ids = jobs[0], tuple(job.job_id for job in jobs)
     if any(job_id in state.jobs for job_id in ids):
         return Submitted(SubmitOutcome.EXISTS, ids)
@@ -28,16 +28,33 @@ def submit_group(state: State, jobs: Sequence[NewJob], queue_limit: int) -> Subm
     if earlier is not None:
         same = state.jobs[earlier[0]].request_hash == first.request_hash
         return Submitted(SubmitOutcome.EXISTS if same else SubmitOutcome.CONFLICT, earlier)
-    if len(state.queue(first.model_fingerprint)) + len(jobs) > queue_limit:
-        return Submitted(SubmitOutcome.FULL, ids)
-    for job in jobs:
-        state.order += 1
-        state.jobs[job.job_id] = Job(_new_record(job, state), job.request_hash, digest)
-        state.hints.publish(job.job_id)
+    refused = no_room(state, jobs, queue_limit, tenant_limit)
+    if refused is not None:
+        return Submitted(refused, ids)
+    create_group(state, jobs, digest)
     if digest:
         state.keys[digest] = ids
     state.commit += 1
     return Submitted(SubmitOutcome.CREATED, ids)
+
+
+def no_room(state: State, jobs: Sequence[NewJob], queue_limit: int, tenant_limit: int | None) -> SubmitOutcome | None:
+    first = jobs[0]
+    if len(state.queue(first.model_fingerprint)) + len(jobs) > queue_limit:
+        return SubmitOutcome.FULL
+    queued = [job for job in state.jobs.values() if job.record.status is JobStatus.QUEUED and job.record.tenant == first.tenant]
+    if tenant_limit is not None and len(queued) + len(jobs) > tenant_limit:
+        return SubmitOutcome.TENANT_FULL
+    return None
+
+
+def create_group(state: State, jobs: Sequence[NewJob], digest: str = "") -> None:
+    for job in jobs:
+        state.order += 1
+        state.jobs[job.job_id] = Job(_new_record(job, state), job.request_hash, digest)
+        state.hints.publish(job.job_id)
+    if jobs[0].served_by:
+        state.api_beat(jobs[0].served_by)
 
 
 def _new_record(job: NewJob, state: State) -> JobRecord:
@@ -58,6 +75,9 @@ def _new_record(job: NewJob, state: State) -> JobRecord:
         traceparent=job.traceparent,
         group=job.group,
         served_by=job.served_by,
+        batch=job.batch,
+        choices=job.choices,
+        stored=job.stored,
     )
 
 
@@ -135,9 +155,23 @@ def purge_job(state: State, job: Job, retention: float) -> bool:
     if hold > state.now:
         job.expires = hold - retention
         return False
+    remove_job(state, job)
+    state.commit += 1
+    return True
+
+
+def remove_job(state: State, job: Job) -> None:
     del state.jobs[job.record.job_id]
     if state.keys.get(job.digest, ())[:1] == (job.record.job_id,):
         del state.keys[job.digest]
-    state.commit += 1
+    state.purges += 1
     state.hints.publish(job.record.job_id)
+
+
+def rewrite_file(state: State, interval: float) -> bool:
+    """There is no file; who asks, and how often, is what the fake shares with the real one."""
+    waits = state.rewrite_at is not None and abs(state.now - state.rewrite_at) < interval
+    if state.purges == state.purges_rewritten or waits:
+        return False
+    state.purges_rewritten, state.rewrite_at = state.purges, state.now
     return True

@@ -93,9 +93,17 @@ class PoolFile:
         return [self._mapped_checksum(start + index * self.page_bytes) for index in range(count)]
 
     def zero_page(self, page: int) -> None:
-        """Nothing of what a page held stays in the file."""
-        with as_pool_error(self.path, f"zero page {page}"):
-            self._write(memoryview(bytes(self.page_bytes)), self._offset(page))
+        """Nothing of what a page held stays in the file; one that is zeros already is only read. Raises PoolError.
+
+        Written over, not punched out or converted by ``fallocate``: some file systems (XFS) do that by giving the blocks back and
+        asking for new ones, and on a full disk the hole would stay. Written over it costs 0.2 ms for 720 KiB, converted 0.16 ms.
+        """
+        content = np.empty(self.page_bytes, np.uint8)
+        self.read_pages(page, content)
+        if content.any():
+            with as_pool_error(self.path, f"zero page {page}"):
+                hit("pool.before_zero")
+                self._write(memoryview(bytes(self.page_bytes)), self._offset(page))
 
     def read_pages(self, first: int, out: PageBytes) -> list[int]:
         """Fill ``out`` (uint8, whole pages long) with neighbouring pages from ``first`` on, by pread; the xxh3-64 of each.
@@ -122,9 +130,9 @@ class PoolFile:
             raise PoolError(f"{self.path} failed to reach the disk earlier", "checkpointing stays off until a restart")
         if not list(pages):
             return
-        hit("pool.before_sync")
         with as_pool_error(self.path, "sync"):
             try:
+                hit("pool.before_sync")
                 self._disk.fdatasync(self._fd)
             except OSError:
                 self.poisoned = True
@@ -165,7 +173,7 @@ class PoolFile:
 
 
 def read_pool_header(path: Path) -> PoolHeader:
-    """Without the lock, for ``recover`` and ``verify``. Raises PoolError."""
+    """Without the lock. Raises PoolError."""
     with as_pool_error(path, "read"):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:

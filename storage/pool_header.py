@@ -105,17 +105,14 @@ def parse(text: bytes, file_bytes: int) -> PoolHeader:
         raise NotAPool("this safetensors file is not a Midsentence pool", "move it away, or use another data directory")
     if metadata.get("version") != VERSION:
         raise NotAPool(f"pool format {metadata.get('version')!r} is not known to this version", "use the version that wrote it")
-    header = _header(metadata, values, 8 + len(text))
-    if header.file_bytes != file_bytes:
-        raise PoolError(f"the file has {file_bytes} bytes, its header describes {header.file_bytes}")
-    return header
+    return _header(metadata, values, _LENGTH + len(text), file_bytes)
 
 
-def _header(metadata: dict[str, Any], values: dict[str, Any], data_offset: int) -> PoolHeader:
+def _header(metadata: dict[str, Any], values: dict[str, Any], data_offset: int, file_bytes: int) -> PoolHeader:
     tensor = values.get(TENSOR)
     if values.keys() != {"__metadata__", TENSOR} or not isinstance(tensor, dict):
         raise PoolError(f"the header must describe {TENSOR} and nothing else")
-    if tensor.keys() != {"dtype", "shape", "data_offsets"} or not all(isinstance(v, str) for v in metadata.values()):
+    if tensor.keys() != {"dtype", "shape", "data_offsets"} or not all(map(_plain, metadata.values())):
         raise PoolError(f"the header describes {TENSOR} in an unknown way")
     dtype = metadata.get("dtype")
     shape = tensor["shape"]
@@ -127,10 +124,19 @@ def _header(metadata: dict[str, Any], values: dict[str, Any], data_offset: int) 
         raise PoolError("shape and metadata contradict each other")
     if not metadata.get("pool_id") or "model_fingerprint" not in metadata:
         raise PoolError("the header lacks the pool id or the model fingerprint")
+    # As text, for false and 0.0 are equal to 0; and before the shape's own size, which may be too long a number to be shown.
+    if json.dumps(tensor["data_offsets"]) != json.dumps([0, file_bytes - data_offset]) or data_offset % ALIGNMENT:
+        offsets = tensor["data_offsets"]
+        raise PoolError(f"data offsets {offsets!r} after a header of {data_offset} bytes do not fit a file of {file_bytes} bytes")
     header = PoolHeader(metadata["pool_id"], metadata["model_fingerprint"], shape[0], tuple(shape[1:]), dtype, data_offset)
-    if tensor["data_offsets"] != [0, header.num_pages * header.page_bytes] or data_offset % ALIGNMENT:
-        raise PoolError(f"data offsets {tensor['data_offsets']!r} after {data_offset} bytes are not those of a pool")
+    if header.file_bytes != file_bytes:
+        raise PoolError(f"the file has {file_bytes} bytes, which is not what {header.num_pages} pages take")
     return header
+
+
+def _plain(value: Any) -> bool:
+    """As everything is that we write: no half of a surrogate pair, which no store takes, reaches anybody."""
+    return isinstance(value, str) and value.isascii() and value.isprintable()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

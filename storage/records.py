@@ -60,7 +60,10 @@ class NewJob:
     request_id: str = ""
     traceparent: str = ""
     group: str = ""  #: the id of the group's first job; "" for a job that was submitted alone
-    served_by: str = ""  #: incarnation of the api that serves a plain foreground job; "" for background jobs
+    served_by: str = ""  #: incarnation of the api that the job ends with (a plain foreground one); "": it outlives them all
+    batch: str = ""  #: id of the batch whose line it is
+    choices: int = 1  #: jobs of that line
+    stored: bool = False  #: listed among its tenant's stored jobs, to be found again for as long as it is there
 
 
 class SubmitOutcome(StrEnum):
@@ -68,6 +71,7 @@ class SubmitOutcome(StrEnum):
     EXISTS = "exists"  #: same idempotency key and body (or these very job ids): the jobs that are there
     CONFLICT = "conflict"  #: same key, other body
     FULL = "full"  #: the queue limit leaves no room for all of them
+    TENANT_FULL = "tenant_full"  #: the tenant's own limit leaves none
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,10 @@ class JobRecord:
     traceparent: str = ""
     group: str = ""
     served_by: str = ""
+    batch: str = ""
+    choices: int = 1
+    stored: bool = False
+    metadata: str = ""  #: JSON, once it was described anew: the spec, which the chain begins with, keeps what it was made with
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +182,15 @@ class EngineRecord:
     incarnation: str
     beat: int
     dead: bool
+    job_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRecord:
+    """An api while jobs live that end with it."""
+
+    incarnation: str
+    beat: int  #: no number comes twice, whoever beats
     job_ids: tuple[str, ...]
 
 
@@ -245,6 +262,8 @@ class PageEntry:
 
     identity: str  #: hex blake2b-128
     checksum: int  #: xxh3-64 of the page's bytes
+    #: seconds since it was published, by the store's clock; 0 where an earlier version did not note it
+    age: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

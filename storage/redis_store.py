@@ -19,9 +19,10 @@ from storage.codec import (
 )
 from storage.errors import EngineDead, StoreFull
 from storage.failpoints import hit
-from storage.hints import HintReader
+from storage.hints import HintReader, subscriber
 from storage.known_fields import KnownFields
 from storage.records import (
+    ApiRecord,
     Commit,
     EngineInfo,
     EngineRecord,
@@ -43,13 +44,16 @@ from storage.records import (
     SubmitOutcome,
     Submitted,
 )
+from storage.redis_batches import RedisBatchStore
+from storage.rewrite import FileRewrite
 from storage.rules import check_commit, check_group, check_sweep, parse_cursor
 from storage.server import ServerInfo, check_settings, memory_use, server_info
 from storage.session import Call, Session
+from storage.vitals import RedisVitals
 from storage.wire import Command
 
 #: Submits stop here, so that commits of what runs can use the rest (PROTOCOL.md 5).
-_SUBMIT_UP_TO = 0.8
+SUBMIT_UP_TO = 0.8
 _KNOWN_BYTES = 16 << 20
 _TOUCH_EVERY = 60.0
 
@@ -61,7 +65,10 @@ class RedisJobStore:
         self, url: str, *, single_connection: bool = False, timeout: float = 5.0, client_name: str = "midsentence"
     ) -> None:
         self._session = Session(url, connections=1 if single_connection else 64, timeout=timeout, client_name=client_name)
+        self._rewrite = FileRewrite(self._session)
+        self.batches = RedisBatchStore(self._session, self._refuse_when_full)
         self._hints = HintReader(url, timeout=timeout, client_name=f"{client_name}-hints")
+        self._subscriber = lambda: subscriber(url, timeout=timeout, client_name=f"{client_name}-vitals")
         # A stream's reader asks for a record many times a second; an engine asks for each job once.
         self._known = KnownFields(0 if single_connection else _KNOWN_BYTES)
         self._touched: dict[str, float] = {}
@@ -89,19 +96,22 @@ class RedisJobStore:
         return check_settings(self._session.plain, allow_weak=allow_weak)
 
     # clients ---------------------------------------------------------------------------------------------------------
-    def submit(self, *jobs: NewJob, queue_limit: int) -> Submitted:
+    def submit(self, *jobs: NewJob, queue_limit: int, tenant_limit: int | None = None) -> Submitted:
         check_group(jobs)
         self._refuse_when_full()
         first = jobs[0]
         digest = "" if first.idempotency_key is None else keys.idempotency_digest(first.tenant, first.idempotency_key)
         deadline = "" if first.deadline_seconds is None else repr(float(first.deadline_seconds))
-        word, _, job_ids = self._session.run("submit", str(queue_limit), deadline, digest, *group_arguments(jobs))
+        limits = (str(queue_limit), "" if tenant_limit is None else str(tenant_limit))
+        hit("submit.before_send")
+        word, _, job_ids = self._session.run("submit", *limits, deadline, digest, *group_arguments(jobs))
+        hit("submit.after_reply")
         return Submitted(SubmitOutcome(word.lower()), tuple(job_ids))
 
     def _refuse_when_full(self) -> None:
         now = time.monotonic()
         if now - self._memory_checked > 1.0:
-            self._memory_full = memory_use(self._session.plain) > _SUBMIT_UP_TO
+            self._memory_full = memory_use(self._session.plain) > SUBMIT_UP_TO
             self._memory_checked = now
         if self._memory_full:
             raise StoreFull("Redis uses more than 80 % of its maxmemory", "raise maxmemory or let finished jobs expire")
@@ -111,11 +121,23 @@ class RedisJobStore:
         return self._record(job_id, pairs(flat)) if flat else None
 
     def jobs(
-        self, *, status: JobStatus | None = None, tenant: str | None = "", limit: int = 20, cursor: str | None = None
+        self,
+        *,
+        status: JobStatus | None = None,
+        tenant: str | None = "",
+        limit: int = 20,
+        cursor: str | None = None,
+        stored: bool = False,
+        oldest_first: bool = False,
     ) -> JobPage:
-        newest = "+inf" if cursor is None else f"({parse_cursor(cursor)}"
-        index = keys.index(status or "all", tenant)
-        flat = self._session.call("ZREVRANGEBYSCORE", index, newest, "-inf", "WITHSCORES", "LIMIT", "0", str(limit + 1))
+        after = None if cursor is None else f"({parse_cursor(cursor)}"
+        index = keys.index("stored" if stored else status or "all", tenant)
+        wanted = (
+            ("ZRANGEBYSCORE", index, after or "-inf", "+inf")
+            if oldest_first
+            else ("ZREVRANGEBYSCORE", index, after or "+inf", "-inf")
+        )
+        flat = self._session.call(*wanted, "WITHSCORES", "LIMIT", "0", str(limit + 1))
         orders = dict(zip(flat[::2], flat[1::2], strict=True))
         page = list(orders)[:limit]
         found = self._session.exchange([("HGETALL", keys.job(job_id)) for job_id in page])
@@ -137,15 +159,20 @@ class RedisJobStore:
             record = self._complete(read.job_id, dict(zip(MUTABLE, values, strict=True)))
             entries = tuple(log_entry(pairs(fields)) for _, fields in stream)
             slices.append(None if record is None else LogSlice(record, read.after, entries))
-        self._touch([piece.record.job_id for piece in slices if piece is not None and piece.record.status.terminal])
+        ended = [piece.record for piece in slices if piece is not None and piece.record.status.terminal]
+        self._touch([record.job_id for record in ended if not record.batch])  # a batch's jobs go with it
         return slices
 
     def _complete(self, job_id: str, mutable: dict[str, str]) -> JobRecord | None:
+        """The record as it was when ``mutable`` was read: a later one would count tokens that the log read beside it has not."""
         if mutable["status"] is None:
             return None
         fixed = self._known.get(job_id, int(mutable["order"]))
         if fixed is None:
-            return self.get(job_id)
+            fixed = pairs(self._session.call("HGETALL", keys.job(job_id)))
+            if not fixed:
+                return None
+            self._record(job_id, fixed)
         return job_record(job_id, {**fixed, **mutable})
 
     def _record(self, job_id: str, fields: dict[str, str]) -> JobRecord:
@@ -162,12 +189,21 @@ class RedisJobStore:
             self._touched = {j: at for j, at in self._touched.items() if now - at < _TOUCH_EVERY} | dict.fromkeys(due, now)
 
     def cancel(self, job_id: str) -> JobRecord | None:
-        return self._ended(job_id, self._session.run("cancel", job_id))
+        answer = self._session.run("cancel", job_id)
+        hit("cancel.after_reply")
+        return self._changed(job_id, answer)
+
+    def describe(self, job_id: str, metadata: str) -> JobRecord | None:
+        return self._changed(job_id, self._session.run("describe", job_id, metadata))
 
     def fail(self, job_id: str, code: str, message: str) -> JobRecord | None:
-        return self._ended(job_id, self._session.run("fail", job_id, code, message))
+        return self._changed(job_id, self._session.run("fail", job_id, code, message))
 
-    def _ended(self, job_id: str, answer: Sequence[object]) -> JobRecord | None:
+    def delete(self, *job_ids: str) -> int:
+        _, _, deleted = self._session.run("delete", *job_ids)
+        return int(deleted)
+
+    def _changed(self, job_id: str, answer: Sequence[object]) -> JobRecord | None:
         flat = answer[2] if len(answer) > 2 else None
         return self._record(job_id, pairs(flat)) if isinstance(flat, list) else None
 
@@ -209,9 +245,14 @@ class RedisJobStore:
         if writes.publish:
             entries = [text for page, entry in writes.publish.items() for text in (str(page), page_text(entry))]
             calls.append(Call("publish", (engine_id, incarnation, pool_id, *entries)))
+        finishes = any(commit.finish is not None for commit in writes.commits)
         hit("commit.before_send")
+        if finishes:
+            hit("finish.before_send")
         answers = self._session.run_all(calls, after_send="commit.after_send")
         hit("commit.after_reply")
+        if finishes:
+            hit("finish.after_reply")
         if any(answer[0] == "DEAD" for answer in answers):
             raise EngineDead(f"engine {engine_id} was declared dead as incarnation {incarnation}")
         words = tuple(JobAnswer(answer[0].lower()) for answer in answers[: len(writes.commits)])
@@ -233,7 +274,9 @@ class RedisJobStore:
         return Renewed(owned_jobs(owned), float(now), int(commit))
 
     def take_over(self, engine_id: str, incarnation: str, beat: int) -> int:
-        return int(self._session.run("take_over", engine_id, incarnation, str(beat))[2])
+        moved = int(self._session.run("take_over", engine_id, incarnation, str(beat))[2])
+        hit("take_over.after")
+        return moved
 
     def engines(self) -> list[EngineRecord]:
         ids = sorted(self._session.call("SMEMBERS", keys.ENGINES))
@@ -244,8 +287,27 @@ class RedisJobStore:
         return [engine_record(engine_id, pairs(fields), owned) for engine_id, fields, owned in found if fields]
 
     def pool_table(self, pool_id: str) -> dict[int, PageEntry]:
-        entries = pairs(self._session.call("HGETALL", keys.pool(pool_id)))
-        return {int(page): page_entry(text) for page, text in entries.items()}
+        (seconds, _), entries = self._session.exchange([("TIME",), ("HGETALL", keys.pool(pool_id))])
+        return {int(page): page_entry(text, float(seconds)) for page, text in pairs(entries).items()}
+
+    # apis ------------------------------------------------------------------------------------------------------------
+    def apis(self) -> list[ApiRecord]:
+        incarnations = sorted(pairs(self._session.call("HGETALL", keys.APIS)))
+        # Beats are read after the jobs: who submits one more in between is seen to have beaten.
+        *served, flat = self._session.exchange([*(("SMEMBERS", keys.served(api)) for api in incarnations), ("HGETALL", keys.APIS)])
+        beats = pairs(flat)
+        found = zip(incarnations, served, strict=True)
+        return [ApiRecord(api, int(beats[api]), tuple(sorted(job_ids))) for api, job_ids in found if api in beats]
+
+    def beat(self, api: str) -> None:
+        self._session.run("beat", api)
+
+    # vitals ----------------------------------------------------------------------------------------------------------
+    def publish_vitals(self, text: str) -> int:
+        return int(self._session.plain.call("PUBLISH", keys.VITALS, text))
+
+    def vitals(self) -> RedisVitals:
+        return RedisVitals(self._subscriber)
 
     # sweeps ----------------------------------------------------------------------------------------------------------
     def sweep_deadlines(self) -> tuple[str, ...]:
@@ -253,10 +315,13 @@ class RedisJobStore:
 
     def sweep_expired(self, retention_seconds: float, *, limit: int = 100) -> int:
         retention = repr(float(retention_seconds))
-        _, _, due, finished, job_ids = self._session.run("expired", retention, str(limit))
+        _, _, due, finished, job_ids = self._session.run("expired", "expiry", retention, str(limit))
         check_sweep(due=due, finished=finished, limit=limit)
         answers = self._session.run_all([Call("purge", (job_id, retention)) for job_id in job_ids])
         return sum(answer[0] == "OK" for answer in answers)
+
+    def rewrite_file(self, interval: float) -> bool:
+        return self._rewrite.ask(interval)
 
     def close(self) -> None:
         self._hints.close()

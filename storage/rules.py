@@ -7,6 +7,7 @@ from storage.errors import StorageError
 from storage.records import Commit, JobStatus, NewJob
 
 POISON_STRIKES = 3
+SUSPECT_STRIKES = 2  #: with so many a job takes its next step alone
 POISON_MESSAGE = "the engine died three times before the job made progress, twice with the job running alone"
 DEADLINE_MESSAGE = "the deadline passed before the job was finished"
 
@@ -18,13 +19,20 @@ CLAIM_CONSIDERED = 32
 MOVED_PER_CALL = 64
 READ_HOLD = 360.0
 IDEMPOTENCY_HOLD = 86400.0
+ENDED_PER_CALL = 64
+EXPIRED_MESSAGE = "the completion window of its batch passed before the job was finished"
+
+#: Seconds without a byte after which an upload is nobody's. One whose client lives gets 64 KiB in half a minute.
+UPLOAD_IDLE = 3600.0
 
 
 def check_group(jobs: Sequence[NewJob]) -> None:
     """ValueError for jobs that cannot be submitted together."""
-    alike = [replace(job, job_id="", spec="") for job in jobs]
+    alike = [replace(job, job_id="", spec="", prompt_token_ids=()) for job in jobs]
     if not alike or alike.count(alike[0]) < len(jobs) or len({job.job_id for job in jobs}) < len(jobs):
-        raise ValueError("a group has at least one job; its jobs have ids of their own, may differ in spec, and in nothing else")
+        raise ValueError(
+            "a group has at least one job; its jobs have ids of their own, may differ in spec and prompt, and in nothing else"
+        )
 
 
 def check_commit(commit: Commit) -> None:

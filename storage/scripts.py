@@ -14,8 +14,10 @@ from storage import keys
 #: These make or change the identity itself, so they do their own check.
 _UNCHECKED = ("create", "raise_epoch")
 VERBS = (
-    *_UNCHECKED, "submit", "register", "claim", "commit", "publish", "drop", "release", "renew", "take_over", "cancel", "fail",
-    "touch", "sweep_deadlines", "expired", "purge",
+    *_UNCHECKED, "submit", "register", "claim", "commit", "publish", "drop", "release", "renew", "take_over", "beat",
+    "cancel", "fail", "describe", "delete", "touch", "sweep_deadlines", "expired", "purge", "rewrite", "rewritten",
+    "put_chunk", "create_file", "drop_upload", "delete_file", "purge_file",
+    "create_batch", "begin_batch", "feed", "cancel_batch", "advance_batch", "touch_batch", "purge_batch",
 )  # fmt: skip
 
 
@@ -31,7 +33,7 @@ def script(verb: str) -> Script:
     parts = [keys.lua_table()]
     if verb not in _UNCHECKED:
         parts.append(_source("store"))
-    parts += [_source("jobs"), _source(verb)]
+    parts += [_source(each) for each in ("base", "batches", "jobs", verb)]
     text = "".join(parts)
     return Script(verb, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 

@@ -14,6 +14,11 @@ _SETTINGS = {
     "maxmemory-policy": ("noeviction", "an evicting Redis deletes jobs without an error"),
     "no-appendfsync-on-rewrite": ("no", "else acknowledged writes are not on disk while the file is rewritten"),
 }
+#: What should be set: without it nothing acknowledged is lost, but service.
+_ADVISED = {
+    "save": ("", "a snapshot that fails makes Redis refuse every write"),
+    "aof-load-truncated": ("yes", "a write that was cut off, and never acknowledged, keeps Redis from starting"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class ServerInfo:
     maxmemory: int  #: 0: no limit
     aof_enabled: bool
     aof_last_write_ok: bool
+    aof_rewriting: bool  #: or about to
+    aof_last_rewrite_ok: bool  #: also before the first
     loading: bool
 
 
@@ -44,6 +51,8 @@ def server_info(wire: Wire) -> ServerInfo:
         maxmemory=int(info.get("maxmemory", "0")),
         aof_enabled=info.get("aof_enabled") == "1",
         aof_last_write_ok=info.get("aof_last_write_status", "ok") == "ok",
+        aof_rewriting="1" in (info.get("aof_rewrite_in_progress"), info.get("aof_rewrite_scheduled")),
+        aof_last_rewrite_ok=info.get("aof_last_bgrewrite_status", "ok") == "ok",
         loading=info.get("loading", "0") != "0",
     )
 
@@ -78,18 +87,20 @@ def check_settings(wire: Wire, *, allow_weak: bool) -> list[str]:
 
 def _settings_problems(wire: Wire, info: ServerInfo, warnings: list[str]) -> list[str]:
     problems: list[str] = []
-    for name, (wanted, why) in _SETTINGS.items():
+    for name, (wanted, why) in (_SETTINGS | _ADVISED).items():
+        shown = wanted or "empty"
         try:
             reply = wire.call("CONFIG", "GET", name)
         except StoreUnavailable:
             raise
         except StorageError as error:  # forbidden by an ACL, or renamed by a managed service
-            warnings.append(f"cannot read {name} ({error.message}): make sure that it is {wanted}, {why}")
+            warnings.append(f"cannot read {name} ({error.message}): make sure that it is {shown}, {why}")
             if name == "appendonly" and not info.aof_enabled:
                 problems.append(f"append-only file is off: set appendonly yes ({why})")
             continue
         if len(reply) != 2:
-            warnings.append(f"this server has no setting {name}: make sure that it behaves as {wanted}, {why}")
+            warnings.append(f"this server has no setting {name}: make sure that it behaves as {shown}, {why}")
         elif reply[1] != wanted:
-            problems.append(f"{name} is {reply[1]}: set it to {wanted} ({why})")
+            found = problems if name in _SETTINGS else warnings
+            found.append(f"{name} is {reply[1]}: set it to {shown} ({why})")
     return problems

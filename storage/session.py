@@ -14,13 +14,15 @@ from storage.scripts import all_scripts, script
 from storage.store_file import describe_wrong_store
 from storage.wire import Command, Greeting, Wire, translate
 
-_READ_IDENTITY = ("HMGET", keys.STORE, "id", "epoch", "commit")
+#: What lies under our keys, and what it means. A version that would misread the last one's raises it, and the epoch with it.
+FORMAT = "1"
+_READ_IDENTITY = ("HMGET", keys.STORE, "id", "epoch", "commit", "format")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     verb: str
-    args: tuple[str, ...]
+    args: tuple[str | bytes, ...]
 
 
 class Session:
@@ -38,7 +40,7 @@ class Session:
         return _identity(self.plain.call(*_READ_IDENTITY))
 
     def create(self, store_id: str) -> StoreIdentity:
-        created = _identity(self._eval_plain("create", store_id))
+        created = _identity(self._eval_plain("create", store_id, FORMAT))
         assert created is not None
         return created
 
@@ -63,7 +65,7 @@ class Session:
             return self._mark
 
     # calls -----------------------------------------------------------------------------------------------------------
-    def run(self, verb: str, *args: str) -> Any:
+    def run(self, verb: str, *args: str | bytes) -> Any:
         return self.run_all([Call(verb, args)])[0]
 
     def run_alive(self, verb: str, engine_id: str, incarnation: str, *args: str) -> Any:
@@ -87,20 +89,25 @@ class Session:
                 replies[i] = reply
         return self._accept(replies, mark)
 
-    def exchange(self, commands: Sequence[Command]) -> list[Any]:
+    def exchange(self, commands: Sequence[Command], *, decode: bool = True) -> list[Any]:
         """Plain reads, behind a read of the identity: after a FLUSHALL nobody may be told that his job never was."""
         if not commands:
             return []
         _, mark = self._require_bound()
-        replies = self._wire.exchange([_READ_IDENTITY, *commands])
+        replies = self._wire.exchange([_READ_IDENTITY, *commands], decode=decode)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise translate(reply) from reply
-        self._prove(_identity(replies[0]), mark)
+        self._prove(_identity([each.decode() if isinstance(each, bytes) else each for each in replies[0]]), mark)
         return replies[1:]
 
     def call(self, *command: str) -> Any:
         return self.exchange([command])[0]
+
+    def read_bytes(self, *command: str) -> bytes | None:
+        """What a key holds as it is, which may be no text."""
+        reply: bytes | None = self.exchange([command], decode=False)[0]
+        return reply
 
     def close(self) -> None:
         self._wire.close()
@@ -147,10 +154,16 @@ class Session:
             raise describe_wrong_store(StoreIdentity(bound.store_id, bound.epoch, mark), found)
 
 
-def _evalsha(verb: str, *args: str) -> Command:
+def _evalsha(verb: str, *args: str | bytes) -> Command:
     return ("EVALSHA", script(verb).sha, "0", *args)
 
 
 def _identity(values: Sequence[str | None]) -> StoreIdentity | None:
-    store_id, epoch, commit = values
-    return None if store_id is None else StoreIdentity(store_id, int(epoch or 0), int(commit or 0))
+    """Raises WrongStore for a format of another version; stores made before there was this field have the first."""
+    store_id, epoch, commit, found = values
+    if store_id is None:
+        return None
+    if found not in (None, FORMAT):
+        problem = f"store {store_id} has format {found}, this version of midsentence knows format {FORMAT}"
+        raise WrongStore(problem, "use the version that wrote it, or a newer one: nothing was changed")
+    return StoreIdentity(store_id, int(epoch or 0), int(commit or 0))

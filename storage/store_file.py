@@ -6,7 +6,6 @@ a consistent past and cannot be told from the present.
 
 import json
 import os
-import secrets
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -71,7 +70,8 @@ def describe_wrong_store(ours: StoreIdentity, found: StoreIdentity | None) -> Wr
 def load_store_file(path: Path) -> StoreFile | None:
     """None when there is none. StorageError when there is one that cannot be read: guessing would forget what was promised."""
     try:
-        text = path.read_text("utf-8")
+        with open(path, encoding="utf-8", opener=_without_links) as file:
+            text = file.read()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -89,16 +89,20 @@ def load_store_file(path: Path) -> StoreFile | None:
     return StoreFile(**values)
 
 
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
 def _broken(path: Path, why: str) -> StorageError:
     return StorageError(f"{path} cannot be used: {why}", "put it back from a copy, or remove it to join the store as a new engine")
 
 
 def save_store_file(path: Path, file: StoreFile) -> None:
     """tmp -> fsync -> rename -> fsync directory: the old file or the new one, whenever the machine stops. OSError as it comes."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # one name: what a kill left of it is written over, and never piles up
     data = json.dumps(asdict(file), indent=2).encode() + b"\n"
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.write(fd, data)
             os.fsync(fd)

@@ -15,7 +15,7 @@ from redis.retry import Retry
 from storage.errors import StorageError, StoreFull, StoreMisconfigured, StoreUnavailable
 from storage.failpoints import hit
 
-Command = tuple[str, ...]
+Command = tuple[str | bytes, ...]
 #: Error replies that say "not now"; the rest of what Redis says is a mistake of ours or of its configuration.
 _NOT_NOW = ("LOADING", "READONLY", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS")
 _WAIT_FOR_CONNECTION = 30.0
@@ -46,6 +46,7 @@ class Wire:
                 driver_info=None,
                 protocol=2,
                 decode_responses=True,
+                encoding_errors="replace",  # a flipped bit is the checks' to find, not an exception in the middle of a reply
                 redis_connect_func=self._on_connect,
             )
         except ValueError as error:
@@ -61,14 +62,17 @@ class Wire:
             connection.disconnect()  # else the pool would keep a connection that was refused
             raise
 
-    def exchange(self, commands: Sequence[Command], *, after_send: str = "") -> list[Any]:
-        """Replies in order; an error reply stands in the list as the exception that it is. ``after_send`` names a failpoint."""
+    def exchange(self, commands: Sequence[Command], *, after_send: str = "", decode: bool = True) -> list[Any]:
+        """Replies in order; an error reply stands in the list as the exception that it is. ``after_send`` names a failpoint.
+
+        ``decode=False``: texts come as bytes.
+        """
         try:
             connection: Any = self._pool.get_connection()
         except (redis.RedisError, OSError) as error:
             raise translate(error) from error
         try:
-            return _exchange(connection, commands, after_send)
+            return _exchange(connection, commands, after_send, decode)
         except (redis.RedisError, OSError) as error:
             connection.disconnect()
             raise translate(error) from error
@@ -99,14 +103,14 @@ class Greeting:
         return self._connection.read_response()
 
 
-def _exchange(connection: Any, commands: Sequence[Command], after_send: str) -> list[Any]:
+def _exchange(connection: Any, commands: Sequence[Command], after_send: str, decode: bool) -> list[Any]:
     connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     if after_send:
         hit(after_send)
     replies: list[Any] = []
     for _ in commands:
         try:
-            replies.append(connection.read_response())
+            replies.append(connection.read_response(disable_decoding=not decode))
         except redis.ResponseError as error:
             replies.append(error)
     return replies
@@ -119,9 +123,7 @@ def translate(error: BaseException) -> StorageError:
     if refused or text.startswith(("NOAUTH", "WRONGPASS")):
         return StoreMisconfigured(f"Redis refused our credentials: {text}", "check user and password of the Redis URL")
     if isinstance(error, redis.exceptions.NoPermissionError):
-        return StoreMisconfigured(
-            f"Redis refused a command: {text}", "the ACL user needs ~midsentence:*, &midsentence:* and scripting"
-        )
+        return StoreMisconfigured(f"Redis refused a command: {text}", "give the user what deploy/redis-users.acl gives it")
     if isinstance(error, redis.exceptions.OutOfMemoryError) or text.startswith("OOM"):
         return StoreFull(f"Redis is out of memory: {text}", "raise maxmemory or let finished jobs expire; jobs wait meanwhile")
     if "MISCONF" in text:

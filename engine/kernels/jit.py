@@ -10,7 +10,9 @@ once for each call; without a libgomp numba's own pool does it.
 """
 
 import os
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from engine import sources
+from engine.errors import CacheFolderUnusable
 
 __all__ = ["F32", "I32", "I64", "inline", "kernel", "torch", "use_threads"]
 
@@ -59,6 +62,17 @@ def use_threads(threads: int) -> None:
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
 
+@cache
 def _cache_folder() -> Path:
+    """Raises CacheFolderUnusable in the words that numba, which looks for other folders then, does not find."""
     root = os.environ.get("NUMBA_CACHE_DIR") or f"{os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/midsentence/kernels"
-    return Path(root) / sources.digest("kernels/*.py")
+    folder = Path(root) / sources.digest("kernels/*.py")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise CacheFolderUnusable(
+            f"compiled kernels cannot be kept in {folder}: {error.strerror}",
+            "set XDG_CACHE_HOME to a directory that can be written to",
+        ) from error
+    return folder

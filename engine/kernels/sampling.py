@@ -32,6 +32,7 @@ from engine.kernels.selection import (
 )
 
 NO_LOGPROBS = -1
+NO_MASK = -1
 INVALID = -1  #: the token of a row from which none can be chosen
 
 #: One row's parameters. Its history is ``history[history_from:history_to]``, the prompt up to ``generated_from``.
@@ -52,6 +53,7 @@ REQUEST = np.dtype(
         ("history_to", "i8"),
         ("bias_from", "i8"),
         ("bias_to", "i8"),
+        ("mask", "i8"),  # its row of ``masks``
     ]
 )
 
@@ -69,6 +71,7 @@ def choose_rows(
     history: I32,
     bias_ids: I32,
     biases: F64,
+    masks: I32,
     tokens: I64,
     logprobs: F64,
     top_ids: I64,
@@ -78,7 +81,8 @@ def choose_rows(
     """Sets ``tokens[row]`` for each row of ``logits`` [rows, vocab], which are not changed; ``INVALID`` where there is none.
 
     Of rows that want them, sets ``logprobs[row]`` and the first columns of ``top_ids`` and ``top_logprobs``, as many as wanted or
-    as the vocabulary has. Ids of ``history`` and ``bias_ids`` that lie outside the vocabulary are passed over.
+    as the vocabulary has. Ids of ``history`` and ``bias_ids`` that lie outside the vocabulary are passed over. Bit i % 32 of word
+    i // 32 of a row of ``masks`` allows token i; what it has no bit for is forbidden.
     """
     rows, vocab = logits.shape
     blocks = (vocab + BLOCK - 1) // BLOCK
@@ -97,8 +101,11 @@ def choose_rows(
             for row in range(first, last):
                 request = requests[row]
                 raw = logits[row]
-                changed = request.history_from < request.history_to or request.bias_from < request.bias_to
+                masked = request.mask != NO_MASK
+                changed = masked or request.history_from < request.history_to or request.bias_from < request.bias_to
                 scores = _adjusted(raw, request, history, bias_ids, biases, scratch) if changed else raw
+                if masked:
+                    _forbid(scores, masks[request.mask])
                 token, total = _choose(scores, request, scratch)
                 if token >= 0 and request.logprobs >= 0:
                     # At temperature 1, where nothing changed the scores, the draw has summed up the model's own distribution.
@@ -216,6 +223,20 @@ def _adjusted(raw: F32, request: Any, history: I32, bias_ids: I32, biases: F64, 
         if 0 <= token < vocab:
             scores[token] = _finite(scores[token] + biases[i], scores[token])
     return scores
+
+
+@inline
+def _forbid(scores: F32, mask: I32) -> None:
+    vocab = len(scores)
+    for word in range((vocab + 31) // 32):
+        bits = mask[word] if word < len(mask) else np.int32(0)
+        first, end = 32 * word, min(32 * word + 32, vocab)
+        if bits == 0:  # most words allow nothing or all
+            scores[first:end] = -math.inf
+        elif bits != -1:
+            for i in range(first, end):
+                if not (bits >> np.int32(i & 31)) & 1:
+                    scores[i] = -math.inf
 
 
 @inline

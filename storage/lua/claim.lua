@@ -1,6 +1,6 @@
 -- claim: engine, incarnation, free pages, limit, then the ids that the caller holds.
 local engine, incarnation, free, limit = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
-local SCAN, CONSIDERED, RESERVE_AFTER = 128, 32, 30
+local SCAN, CONSIDERED, RESERVE_AFTER, GRACE = 128, 32, 30, 30
 if not alive(engine, incarnation) then return answer('DEAD') end
 
 local held, given, changed = {}, {}, false
@@ -15,10 +15,10 @@ local function pages(prompt, length, max_tokens)
 end
 
 local function give(id)
-  local job = get(id, 'fence', 'strikes', 'recoveries', 'lost', 'started_at')
+  local job = get(id, 'fence', 'recoveries', 'lost', 'started_at')
   set(id, 'engine', engine, 'incarnation', incarnation, 'fence', tonumber(job[1]) + 1,
-    'strikes', tonumber(job[2]) + 1, 'charged', 1, 'recoveries', tonumber(job[3]) + tonumber(job[4]), 'lost', 0,
-    'released_by', '', 'affinity', '', 'unfit_since', '', 'started_at', job[5] ~= '' and job[5] or stamp(now))
+    'strikes', strikes_of(id) + 1, 'charged', 1, 'recoveries', tonumber(job[2]) + tonumber(job[3]), 'lost', 0, 'orphan_of', '',
+    'released_by', '', 'affinity', '', 'unfit_since', '', 'started_at', job[4] ~= '' and job[4] or stamp(now))
   redis.call('ZREM', KEY.queue .. record[1], id)
   redis.call('SADD', KEY.owned .. engine, id)
   set_status(id, RUNNING)
@@ -34,15 +34,16 @@ for _, id in ipairs(owned_by(engine)) do
   end
 end
 
+-- Times are compared by distance: after a clock that was wrong for a while, what it noted may lie a day ahead.
 local seen, blocked = 0, false
 for _, id in ipairs(redis.call('ZRANGE', KEY.queue .. record[1], 0, SCAN - 1)) do
   if #given >= limit or seen >= CONSIDERED then break end
-  local job = get(id, 'affinity', 'affinity_until', 'prompt_length', 'length', 'max_tokens', 'unfit_since', 'strikes')
-  local reserved = job[1] ~= '' and job[1] ~= engine and tonumber(job[2]) > now
+  local job = get(id, 'affinity', 'affinity_until', 'prompt_length', 'length', 'max_tokens', 'unfit_since')
+  local reserved = job[1] ~= '' and job[1] ~= engine and math.abs(tonumber(job[2]) - GRACE - now) < GRACE
   local need, total = pages(tonumber(job[3]), tonumber(job[4]), tonumber(job[5]))
   if not reserved and total <= device_pages then
     seen = seen + 1
-    if tonumber(job[7]) >= POISON_STRIKES then
+    if strikes_of(id) >= POISON_STRIKES then
       end_poisoned(id)
       changed = true
     elseif need <= free then
@@ -54,7 +55,7 @@ for _, id in ipairs(redis.call('ZRANGE', KEY.queue .. record[1], 0, SCAN - 1)) d
       blocked = true
       if job[6] == '' then
         set(id, 'unfit_since', stamp(now))
-      elseif now - tonumber(job[6]) > RESERVE_AFTER then
+      elseif math.abs(now - tonumber(job[6])) > RESERVE_AFTER then
         break
       end
     end

@@ -1,34 +1,4 @@
--- What the verbs share. A verb makes all its checks before its first write: a call that fails does not roll back earlier ones.
-local clock = redis.call('TIME')
-local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
-
-local POISON_STRIKES = 3
-local QUEUED, RUNNING, FAILED, CANCELLED = 'queued', 'in_progress', 'failed', 'cancelled'
-local LIVE = {queued = true, in_progress = true}
-
-local function stamp(seconds)
-  return string.format('%.6f', seconds)
-end
-
--- Every answer is {word, commit counter, ...}.
-local function answer(word, ...)
-  return {word, redis.call('HGET', KEY.store, 'commit'), ...}
-end
-
--- The answer of a script that changed something: the counter is what a later connection compares with its mark.
-local function wrote(word, ...)
-  redis.call('HINCRBY', KEY.store, 'commit', 1)
-  return answer(word, ...)
-end
-
-local function get(id, ...)
-  return redis.call('HMGET', KEY.job .. id, ...)
-end
-
-local function set(id, ...)
-  redis.call('HSET', KEY.job .. id, ...)
-end
-
+-- The moves of jobs that verbs share.
 -- An incarnation that is not the registered one, or is marked dead, is refused everything.
 local function alive(engine, incarnation)
   local record = redis.call('HMGET', KEY.engine .. engine, 'incarnation', 'dead')
@@ -88,15 +58,86 @@ local function enqueue(id)
   redis.call('ZADD', KEY.queue .. job[1], string.format('%.0f', score), id)
 end
 
+-- No number comes twice, so that an api which is listed again was seen to move, whatever happened between two looks.
+local function api_beat(api)
+  redis.call('HSET', KEY.apis, api, redis.call('HINCRBY', KEY.store, 'beat', 1))
+end
+
 -- Owner, incarnation and fence stay in the record, so that the retry of a finish recognises itself.
 local function end_job(id, status, reason, code, message)
-  local job = get(id, 'model', 'engine')
+  local job = get(id, 'model', 'engine', 'batch', 'served_by')
   set_status(id, status)
   set(id, 'finished_at', stamp(now), 'finish_reason', reason, 'error_code', code, 'error_message', message)
   redis.call('ZREM', KEY.queue .. job[1], id)
   redis.call('ZREM', KEY.deadlines, id)
   redis.call('SREM', KEY.owned .. job[2], id)
-  redis.call('ZADD', KEY.expiry, stamp(now), id)
+  if (job[4] or '') ~= '' then
+    redis.call('SREM', KEY.served .. job[4], id)
+    if redis.call('EXISTS', KEY.served .. job[4]) == 0 then redis.call('HDEL', KEY.apis, job[4]) end
+  end
+  if (job[3] or '') == '' then
+    redis.call('ZADD', KEY.expiry, stamp(now), id)
+  else
+    batch_job_ended(job[3], id)
+  end
+end
+
+-- Jobs that verbs make, from ARGV[at] on: numbers of jobs and prompts; each prompt and its length; of each job id, spec, chain and the
+-- number of its prompt; then fields and values that their records share.
+local function read_group(at)
+  local prompts = at + 2
+  local first = prompts + 2 * tonumber(ARGV[at + 1])
+  local group = {ids = {}, record = {}, prompts = prompts, first = first, shared = first + 4 * tonumber(ARGV[at])}
+  for i = first, group.shared - 1, 4 do group.ids[#group.ids + 1] = ARGV[i] end
+  for i = group.shared, #ARGV, 2 do group.record[ARGV[i]] = ARGV[i + 1] end
+  return group
+end
+
+-- Why the queue has no room for a group; nil where it has.
+local function no_room(group, limit, tenant_limit)
+  local record, count = group.record, #group.ids
+  if redis.call('ZCARD', KEY.queue .. record.model) + count > limit then return 'FULL' end
+  local own = KEY.tenant_index .. record.tenant .. ':' .. QUEUED
+  if tenant_limit and redis.call('ZCARD', own) + count > tenant_limit then return 'TENANT_FULL' end
+end
+
+local function create_group(group, digest, deadline)
+  local api = group.record.served_by
+  for i, id in ipairs(group.ids) do
+    local order = redis.call('HINCRBY', KEY.store, 'order', 1)
+    local job = group.first + 4 * (i - 1)
+    local prompt = group.prompts + 2 * (tonumber(ARGV[job + 3]) - 1)
+    redis.call('HSET', KEY.job .. id, unpack(ARGV, group.shared))
+    set(id, 'spec', ARGV[job + 1], 'chain', ARGV[job + 2], 'prompt', ARGV[prompt], 'prompt_length', ARGV[prompt + 1])
+    set(id, 'order', order, 'status', QUEUED, 'created_at', stamp(now), 'idempotency', digest)
+    list(id, group.record.tenant, 'all', order)
+    list(id, group.record.tenant, QUEUED, order)
+    if group.record.stored then list(id, group.record.tenant, 'stored', order) end
+    redis.call('HINCRBY', KEY.counts, QUEUED, 1)
+    enqueue(id)
+    if api ~= '' then redis.call('SADD', KEY.served .. api, id) end
+    if deadline ~= '' then
+      set(id, 'deadline_at', stamp(now + tonumber(deadline)))
+      redis.call('ZADD', KEY.deadlines, stamp(now + tonumber(deadline)), id)
+    end
+    redis.call('PUBLISH', KEY.hints, id)
+  end
+  if api ~= '' then api_beat(api) end
+end
+
+-- A job that ended goes whole. A key goes with the first job that it names: its group's others are held or deleted with that one.
+local function remove(id)
+  local job = get(id, 'status', 'tenant', 'idempotency')
+  unlist(id, job[2], job[1])
+  unlist(id, job[2], 'all')
+  unlist(id, job[2], 'stored')
+  redis.call('HINCRBY', KEY.counts, job[1], -1)
+  local named = job[3] ~= '' and redis.call('GET', KEY.idempotency .. job[3])
+  if named and string.match(named, '%S+') == id then redis.call('DEL', KEY.idempotency .. job[3]) end
+  redis.call('ZREM', KEY.expiry, id)
+  redis.call('UNLINK', KEY.job .. id, KEY.log .. id)
+  redis.call('HINCRBY', KEY.store, 'purges', 1)
+  redis.call('PUBLISH', KEY.hints, id)
 end
 
 local function end_poisoned(id)
@@ -113,10 +154,20 @@ local function requeue(id)
   enqueue(id)
 end
 
--- The owner is gone without a release: whoever gets the job next recovers it.
-local function orphan(id)
-  set(id, 'lost', 1, 'released_by', '')
+-- The owner is gone without a release: whoever gets the job next recovers it. Its strike stays where it may have died of this job.
+local function orphan(id, suspected)
+  local job = get(id, 'engine', 'incarnation')
+  set(id, 'lost', 1, 'released_by', '', 'orphan_of', suspected and job[1] .. ' ' .. job[2] or '')
+  if suspected then set(id, 'charged', 0) end
   requeue(id)
+end
+
+-- Strikes of a queued job: without the last one where its owner came back since and did not say that it had crashed.
+local function strikes_of(id)
+  local job = get(id, 'strikes', 'orphan_of')
+  local engine, incarnation = string.match(job[2] or '', '^(.*) (.*)$')
+  local forgiven = engine and redis.call('HGET', KEY.engine .. engine, 'ended_well') == incarnation
+  return tonumber(job[1]) - (forgiven and 1 or 0)
 end
 
 -- Answers {word, commit, record after}.

@@ -36,7 +36,8 @@ for _, id in ipairs(ids) do
     redis.call('PUBLISH', KEY.hints, id)
   end
 end
-redis.call('HSET', key, 'incarnation', incarnation, 'beat', 1, 'dead', 0, 'failed', table.concat(failed, ' '), unpack(ARGV, 11))
+redis.call('HSET', key, 'incarnation', incarnation, 'beat', 1, 'dead', 0, 'failed', table.concat(failed, ' '),
+  'ended_well', (not blame and old[1]) or '', unpack(ARGV, 11))
 redis.call('SADD', KEY.engines, engine)
 if old[5] and old[5] ~= pool then redis.call('UNLINK', KEY.pool .. old[5]) end -- that pool file was replaced
 return wrote('REGISTERED', tokens(engine), table.concat(failed, ' '))

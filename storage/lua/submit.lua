@@ -1,10 +1,7 @@
--- submit: queue limit, deadline in seconds or '', digest of the idempotency key or '', number of jobs, then id, spec and chain
--- of each, then fields and values that their records share. All of them or none.
-local limit, deadline, digest, count = tonumber(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6])
-local shared = 7 + 3 * count
-local record, ids = {}, {}
-for i = shared, #ARGV, 2 do record[ARGV[i]] = ARGV[i + 1] end
-for i = 7, shared - 1, 3 do ids[#ids + 1] = ARGV[i] end
+-- submit: queue limit, tenant's limit or '', deadline in seconds or '', digest of the idempotency key or '', then a group. All of its jobs or none.
+local limit, tenant_limit, deadline, digest = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local group = read_group(7)
+local ids = group.ids
 
 for _, id in ipairs(ids) do
   if redis.call('EXISTS', KEY.job .. id) == 1 then return answer('EXISTS', ids) end
@@ -13,24 +10,11 @@ if digest ~= '' then
   local earlier = {}
   for id in string.gmatch(redis.call('GET', KEY.idempotency .. digest) or '', '%S+') do earlier[#earlier + 1] = id end
   local hash = earlier[1] and redis.call('HGET', KEY.job .. earlier[1], 'request_hash')
-  if hash then return answer(hash == record.request_hash and 'EXISTS' or 'CONFLICT', earlier) end
+  if hash then return answer(hash == group.record.request_hash and 'EXISTS' or 'CONFLICT', earlier) end
 end
-if redis.call('ZCARD', KEY.queue .. record.model) + count > limit then return answer('FULL', ids) end
+local refused = no_room(group, limit, tenant_limit)
+if refused then return answer(refused, ids) end
 
-for i, id in ipairs(ids) do
-  local order = redis.call('HINCRBY', KEY.store, 'order', 1)
-  redis.call('HSET', KEY.job .. id, unpack(ARGV, shared))
-  set(id, 'spec', ARGV[3 * i + 5], 'chain', ARGV[3 * i + 6])
-  set(id, 'order', order, 'status', QUEUED, 'created_at', stamp(now), 'idempotency', digest)
-  list(id, record.tenant, 'all', order)
-  list(id, record.tenant, QUEUED, order)
-  redis.call('HINCRBY', KEY.counts, QUEUED, 1)
-  enqueue(id)
-  if deadline ~= '' then
-    set(id, 'deadline_at', stamp(now + tonumber(deadline)))
-    redis.call('ZADD', KEY.deadlines, stamp(now + tonumber(deadline)), id)
-  end
-  redis.call('PUBLISH', KEY.hints, id)
-end
+create_group(group, digest, deadline)
 if digest ~= '' then redis.call('SET', KEY.idempotency .. digest, table.concat(ids, ' ')) end
 return wrote('CREATED', ids)

@@ -32,6 +32,17 @@ class PageManagerMachine(RuleBasedStateMachine):
             self.model[page] = [owner]
         return multiple(*((page, owner) for page in pages))
 
+    @rule(target=held, wanted=st.lists(st.integers(0, TOTAL - 1), max_size=4), owner=st.sampled_from("abc"))
+    def take(self, wanted, owner):
+        if len(set(wanted)) < len(wanted) or self.model.keys() & set(wanted):
+            with pytest.raises(ValueError, match="not all of"):
+                self.manager.take(wanted, owner)
+            return multiple()
+        self.manager.take(wanted, owner)
+        for page in wanted:
+            self.model[page] = [owner]
+        return multiple(*((page, owner) for page in wanted))
+
     @rule(target=held, pair=held, owner=st.sampled_from("abc"))
     def share(self, pair, owner):
         page, _ = pair

@@ -55,17 +55,49 @@ def test_penalties_see_prompt_and_output_wherever_a_job_begins(tiny_folder, tiny
         assert not rig.engine._histories
 
 
-def test_logits_without_a_token_name_their_sequence(tiny_folder, tiny_model):
-    rig = make_rig(tiny_folder, tiny_model)
-    jobs = [request(name, 10, max_tokens=20, order=i) for i, name in enumerate(("first", "second", "third"))]
-    for job in jobs:
-        rig.add(job)
-    while len(rig.tokens["third"]) < 3:
+NAMES = ("first", "second", "third")
+
+
+def three_jobs(folder, model):
+    rig = make_rig(folder, model)
+    for order, name in enumerate(NAMES):
+        rig.add(request(name, 10, max_tokens=20, order=order))
+    return rig
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("generated", [0, 1, 7, 19], ids="after {} tokens".format)
+def test_logits_without_a_token_fail_their_sequence_alone(tiny_folder, tiny_model, generated, bad):
+    alone = three_jobs(tiny_folder, tiny_model).run()
+    rig = three_jobs(tiny_folder, tiny_model)
+    while len(rig.tokens["second"]) < generated:
         rig.step()
+    failures = []
+    prompts = iter(NAMES)  # each prompt is one chunk, in their order
 
     def spoil(logits):
-        logits[1, 7] = np.nan
+        row = 1 if generated else 0 if next(prompts) == "second" else None
+        if row is not None:
+            logits[row] = bad
 
-    record(rig, spoil=spoil)
-    with pytest.raises(InvalidLogits, match="second"):
-        rig.engine.step()
+    recorded = record(rig, spoil=spoil)
+    while not failures:
+        failures = rig.step().failures
+    recorded.spoil = lambda logits: None
+    tokens = rig.run()
+    assert [failure.sequence_id for failure in failures] == ["second"]
+    assert isinstance(failures[0].error, InvalidLogits)
+    assert tokens == {**alone, "second": alone["second"][:generated]}
+    assert rig.in_use == 0
+
+
+@pytest.mark.parametrize("shape", [lambda rows: rows[:2], lambda rows: rows[:, :-1], lambda rows: rows[None]])
+def test_logits_of_another_shape_are_a_bug_and_give_nobody_a_token(tiny_folder, tiny_model, shape):
+    rig = three_jobs(tiny_folder, tiny_model)
+    while len(rig.tokens["third"]) < 3:
+        rig.step()
+    recorded, told = record(rig), len(rig.outputs)
+    recorded._keep = shape
+    with pytest.raises(AssertionError, match="logits"):
+        rig.step()
+    assert len(rig.outputs) == told

@@ -8,7 +8,6 @@ from storage import chain
 from storage.memory_store import MemoryJobStore
 from storage.records import Commit, JobAnswer, JobRecord, JobStatus, OwnedJob, StepWrites
 
-MECHANISMS = ("fence", "incarnation", "expected length", "held list", "output commit", "strike reset")
 _NOW = 1_800_000_000.0
 
 
@@ -17,6 +16,15 @@ class Message:
     worker: int
     incarnation: str
     commit: Commit
+
+
+@dataclass(frozen=True)
+class LateClaim:
+    """A claim on its way; nobody waits for its answer any more."""
+
+    worker: int
+    incarnation: str
+    held: tuple[str, ...]
 
 
 class ModelStore(MemoryJobStore):
@@ -28,18 +36,17 @@ class ModelStore(MemoryJobStore):
 
     def clone(self) -> "ModelStore":
         copy = ModelStore(self.without)
-        old, new = self._state, copy._state
-        new.jobs = {job_id: replace(job, entries=list(job.entries)) for job_id, job in old.jobs.items()}
-        new.keys, new.pools = dict(old.keys), {pool: dict(table) for pool, table in old.pools.items()}
-        new.engines = {engine_id: replace(engine) for engine_id, engine in old.engines.items()}
-        new.order, new.commit, new.now = old.order, old.commit, old.now
+        copy._state = self._state.copy()
         copy._store, copy._bound = self._store, self._bound
         return copy
 
     def key(self) -> tuple[Any, ...]:
         """Equal for stores that answer everything alike, but for the counter of commits, which never decides anything here."""
-        jobs = tuple((job.record, tuple(job.entries), job.charged, job.lost, job.released_by) for job in self._state.jobs.values())
-        return jobs, tuple((e.incarnation, e.dead, e.failed) for e in self._state.engines.values())
+        jobs = tuple(
+            (job.record, tuple(job.entries), job.charged, job.lost, job.orphan_of, job.released_by)
+            for job in self._state.jobs.values()
+        )
+        return jobs, tuple((e.incarnation, e.dead, e.failed, e.ended_well) for e in self._state.engines.values())
 
     def deliver(self, engine_id: str, message: Message) -> JobAnswer:
         """The commit of a message. Raises EngineDead."""
@@ -63,6 +70,12 @@ class ModelStore(MemoryJobStore):
     def claim(self, engine_id: str, incarnation: str, *, held: Sequence[str], free_pages: int, limit: int) -> tuple[OwnedJob, ...]:
         if self.without == "held list":
             held = tuple(self._state.jobs)
+        if self.without == "incarnation of a claim":
+            engine = self._state.engines[engine_id]
+            self._state.engines[engine_id] = replace(engine, incarnation=incarnation, dead=False)
+            given = super().claim(engine_id, incarnation, held=held, free_pages=free_pages, limit=limit)
+            self._state.engines[engine_id] = engine
+            return given
         return super().claim(engine_id, incarnation, held=held, free_pages=free_pages, limit=limit)
 
     def record(self, job_id: str) -> JobRecord:

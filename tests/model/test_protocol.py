@@ -3,21 +3,11 @@
 import pytest
 
 from tests.model.explorer import explore
-from tests.model.store import MECHANISMS
+from tests.model.small import SMALL
 from tests.model.world import Budget, World
 
-#: the smallest worlds in which the lack of a mechanism shows
-SMALL = {
-    "fence": {"workers": 2, "jobs": 1, "tokens": 2, "budget": Budget(0, 1, 0, 0)},
-    "incarnation": {"workers": 2, "jobs": 1, "tokens": 2, "budget": Budget(0, 1, 0, 0, rollbacks=1)},
-    "expected length": {"workers": 1, "jobs": 1, "tokens": 2, "budget": Budget(0, 0, 0, 1)},
-    "held list": {"workers": 1, "jobs": 1, "tokens": 1, "budget": Budget(0, 0, 1, 0)},
-    "output commit": {"workers": 2, "jobs": 1, "tokens": 2, "budget": Budget(0, 1, 0, 0)},
-    "strike reset": {"workers": 1, "jobs": 1, "tokens": 2, "budget": Budget(1, 0, 0, 0)},
-}
 
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", SMALL)
 def test_each_mechanism_is_needed(mechanism):
     found = explore(World(without=mechanism, **SMALL[mechanism]))
     assert found.violation, f"{found.states} states and nothing broke"

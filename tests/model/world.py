@@ -8,6 +8,7 @@ bounded by a ``Budget``, so that the world is finite.
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from storage.records import (
     NewJob,
     OwnedJob,
 )
-from tests.model.store import Message, ModelStore
+from tests.model.store import LateClaim, Message, ModelStore
 from tests.storage.backends import MODEL, engine_info
 
 _SETTLING = 40  #: rounds in which everything must have come to an end once nothing more goes wrong
@@ -39,6 +40,7 @@ class Budget:
     doubles: int = 1
     cancels: int = 0
     rollbacks: int = 0  #: Redis comes back as it was before its last change (weak durability)
+    late_claims: int = 0  #: requests that may outlive their sender
 
     def less(self, name: str) -> "Budget":
         return replace(self, **{name: getattr(self, name) - 1})
@@ -66,11 +68,13 @@ class Violation(AssertionError):
 
 
 class World:
-    def __init__(self, *, workers: int, jobs: int, tokens: int, budget: Budget, without: str = "") -> None:
-        self.store, self.budget, self.without = ModelStore(without), budget, without
-        self.before: ModelStore | None = None  #: the last change, for a store that loses it
+    def __init__(self, *, workers: int, jobs: int, tokens: int, budget: Budget, without: str = "", store: Any = None) -> None:
+        """``store``: another than the model, with its verbs (``scripts.ScriptStore``)."""
+        self.store, self.budget, self.without = store or ModelStore(without), budget, without
+        self.before: Any = None  #: the last change, for a store that loses it
         self.length = tokens
         self.network: Counter[Message] = Counter()
+        self.late: Counter[LateClaim] = Counter()
         self.lives = 0
         self.fruitless: dict[str, int] = {}  #: job -> strikes that it may have: lives since it last made progress
         self.workers = [Worker(engine_info(f"engine-{i}", boot_id="boot-1")) for i in range(workers)]
@@ -87,19 +91,16 @@ class World:
     def clone(self) -> "World":
         copy = object.__new__(World)
         copy.__dict__.update(self.__dict__)
-        copy.store, copy.network, copy.seen, copy.fruitless = (
-            self.store.clone(),
-            self.network.copy(),
-            dict(self.seen),
-            dict(self.fruitless),
-        )
+        copy.store, copy.network, copy.late = self.store.clone(), self.network.copy(), self.late.copy()
+        copy.seen, copy.fruitless = dict(self.seen), dict(self.fruitless)
         copy.workers = [replace(worker, held=dict(worker.held)) for worker in self.workers]
         return copy
 
     def key(self) -> Any:
         workers = tuple((w.incarnation, tuple(sorted(w.held.items()))) for w in self.workers)
         before = self.before.key() if self.before is not None and self.budget.rollbacks else None
-        parts = (self.store.key(), before, workers, frozenset(self.network.items()), self.budget)
+        on_the_way = frozenset(self.network.items()), frozenset(self.late.items())
+        parts = (self.store.key(), before, workers, on_the_way, self.budget)
         return parts, tuple(self.seen.values()), tuple(self.fruitless.items())
 
     # what can happen -------------------------------------------------------------------------------------------------
@@ -113,6 +114,8 @@ class World:
             yield f"claim {i}", lambda world, i=i: world.claim(i)
             if budget.losses:
                 yield f"claim {i}, answer lost", lambda world, i=i: world.claim(i, lost=True)
+            if budget.late_claims:
+                yield f"claim {i}, held up", lambda world, i=i: world.claim_late(i)
             if budget.kills:
                 yield f"kill {i}", lambda world, i=i: world.kill(i)
             for job_id, holding in worker.held.items():
@@ -130,6 +133,8 @@ class World:
                 yield f"lose {name}", lambda world, m=message: world.lose(m)
             if budget.doubles:
                 yield f"double {name}", lambda world, m=message: world.double(m)
+        for late in self.late:
+            yield f"claim of {late.incarnation} arrives", lambda world, late=late: world.arrive(late)
         if budget.cancels:
             for job_id in self.job_ids:
                 yield f"cancel {job_id}", lambda world, job_id=job_id: world.cancel(job_id)
@@ -163,6 +168,18 @@ class World:
         self._count_strikes(strikes)
         if not lost:
             worker.held |= {owned.job_id: self._load(owned) for owned in given}
+
+    def claim_late(self, i: int) -> None:
+        self.budget = self.budget.less("late_claims")
+        self.late[LateClaim(i, self.workers[i].incarnation, tuple(self.workers[i].held))] += 1
+
+    def arrive(self, late: LateClaim) -> None:
+        self.late -= Counter([late])
+        engine_id = self.workers[late.worker].info.engine_id
+        strikes = {job_id: self.store.record(job_id).strikes for job_id in self.job_ids}
+        with suppress(EngineDead):
+            self._change(lambda store: store.claim(engine_id, late.incarnation, held=late.held, free_pages=100, limit=1))
+        self._count_strikes(strikes)
 
     def step(self, i: int, job_id: str) -> None:
         """Compute a token and send it. No two lives compute the same one: whose it is shows."""
@@ -252,7 +269,7 @@ class World:
     def _load(self, owned: OwnedJob) -> Holding:
         return Holding(owned.fence, self.store.log(owned.job_id), self.store.record(owned.job_id).chain)
 
-    def _change(self, call: Callable[[ModelStore], Any]) -> Any:
+    def _change(self, call: Callable[[Any], Any]) -> Any:
         if self.budget.rollbacks:
             self.before = self.store.clone()
         return call(self.store)

@@ -7,12 +7,14 @@ import redis
 
 from storage import chain, keys
 from storage.audit import audit
+from storage.batch_records import ChunkOutcome, CreatedBatch, CreatedFile, FedLine, NewBatch, NewFile
 from storage.job_store import JobStore
 from storage.memory_store import MemoryJobStore
 from storage.records import (
     Commit,
     EngineInfo,
     Finish,
+    JobError,
     JobRecord,
     JobStatus,
     LogEntry,
@@ -67,15 +69,18 @@ class MemoryBackend:
 class RedisBackend:
     """A flushed server; ``advance`` makes everything in it that much older."""
 
-    def __init__(self, name: str, server: RedisServer) -> None:
+    def __init__(self, name: str, server: RedisServer, *, url: str = "", operator_url: str = "") -> None:
+        """``url`` and ``operator_url``: for a server with users, what the product connects with, and what the test does."""
         self.name = name
         self.server = server
-        self.raw = redis.Redis.from_url(server.url, decode_responses=True)
+        self.url = url or server.url
+        self.operator_url = operator_url or server.url
+        self.raw = redis.Redis.from_url(self.operator_url, decode_responses=True)
         self.raw.flushall()
         self._clients: list[RedisJobStore] = []
 
     def client(self) -> JobStore:
-        store = RedisJobStore(self.server.url, single_connection=True)
+        store = RedisJobStore(self.url, single_connection=True)
         self._clients.append(store)
         return store
 
@@ -86,13 +91,25 @@ class RedisBackend:
             for name in ("created_at", "started_at", "finished_at", "deadline_at", "affinity_until", "unfit_since", "read_at"):
                 if fields[name]:
                     pipe.hset(key, name, f"{float(fields[name]) - seconds:.6f}")
-        for key in (keys.DEADLINES, keys.EXPIRY):
+        if rewrite_at := self.raw.hget(keys.STORE, "rewrite_at"):
+            pipe.hset(keys.STORE, "rewrite_at", f"{float(rewrite_at) - seconds:.6f}")
+        for key in self.raw.scan_iter(keys.POOL + "*"):
+            for page, text in self.raw.hgetall(key).items():
+                identity, checksum, published_at = text.split(" ")
+                pipe.hset(key, page, f"{identity} {checksum} {float(published_at) - seconds:.6f}")
+        for key in self.raw.scan_iter(keys.FILE + "*"):
+            pipe.hset(key, "created_at", f"{float(self.raw.hget(key, 'created_at')) - seconds:.6f}")
+        for key in self.raw.scan_iter(keys.BATCH + "*"):
+            for name, value in self.raw.hgetall(key).items():
+                if name.endswith("_at") and value:
+                    pipe.hset(key, name, f"{float(value) - seconds:.6f}")
+        for key in (keys.DEADLINES, keys.EXPIRY, keys.UPLOADS, keys.FILE_EXPIRY, keys.BATCH_EXPIRY):
             for member in self.raw.zrange(key, 0, -1):
                 pipe.zincrby(key, -seconds, member)
         pipe.execute()
 
     def leftovers(self) -> list[str]:
-        return audit(self.server.url)
+        return list(map(str, audit(self.url)))
 
     def close(self) -> None:
         for store in self._clients:
@@ -165,6 +182,30 @@ class EngineUnderTest:
 
 
 LIMIT = 1000
+FILE_ROOM = 1 << 30
+
+
+def upload(store: JobStore, file_id: str = "file-1", content: bytes = b"one\ntwo\n", upload_id: str = "", **values) -> CreatedFile:
+    """A whole upload, in chunks of five bytes."""
+    upload_id = upload_id or f"upload-of-{file_id}"
+    chunks = [content[at : at + 5] for at in range(0, len(content), 5)]
+    for number, chunk in enumerate(chunks):
+        assert store.batches.put_chunk(upload_id, number, chunk, limit=FILE_ROOM) is ChunkOutcome.OK
+    new = NewFile(file_id, upload_id, len(chunks), len(content), "sha", "in.jsonl", **values)
+    return store.batches.create_file(new, limit=100)
+
+
+def new_batch(store: JobStore, batch_id: str = "batch-1", file_id: str = "file-1", *, limit: int = 100, **values) -> CreatedBatch:
+    batch = NewBatch(batch_id, file_id, f"line-{batch_id}-", "/v1/completions", 86_400.0, "hash")
+    return store.batches.create_batch(replace(batch, **values), limit=limit)
+
+
+def line_of(number: int, *, batch_id: str = "batch-1", choices: int = 1, error: JobError | None = None, **values) -> FedLine:
+    first = f"line-{batch_id}-{number}"
+    group = first if choices > 1 else ""
+    ids = [f"{first}-{i}" if i else first for i in range(choices)]
+    jobs = tuple(new_job(i, batch=batch_id, choices=choices, group=group, **values) for i in ids)
+    return FedLine(number, 10 * number, jobs, error)
 
 
 def submit(store: JobStore, job_id: str = "job-1", **values) -> None:

@@ -1,7 +1,9 @@
 """What both job stores promise to clients and operators (storage/job_store.py, PROTOCOL.md 5, 7, 9)."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -122,6 +124,21 @@ class TestGroups:
         assert store.counts()[JobStatus.QUEUED] == store.queued("model-a") == 3
         assert [job.job_id for job in engine.claim()] == ["a", "b", "c"]
 
+    def test_the_jobs_of_a_group_may_have_prompts_of_their_own(self, store: JobStore, engine: EngineUnderTest):
+        prompts = [(1, 2, 3), (), (1, 2, 3), (9,)]
+        jobs = [replace(job, prompt_token_ids=tokens) for job, tokens in zip(group(*"abcd"), prompts, strict=True)]
+        assert store.submit(*jobs, queue_limit=4).outcome is SubmitOutcome.CREATED
+        records = [store.get(job.job_id) for job in jobs]
+        assert [record.prompt_token_ids for record in records] == prompts
+        assert [record.chain for record in records] == [chain.start(job.spec, job.prompt_token_ids, job.job_id) for job in jobs]
+        assert len(engine.claim()) == 4
+        assert engine.commit("d", 7, finish=Finish(JobStatus.COMPLETED, "stop")) is JobAnswer.OK
+
+    def test_each_job_needs_the_pages_of_its_own_prompt(self, store: JobStore, engine: EngineUnderTest):
+        small, large = group("small", "large")
+        store.submit(small, replace(large, prompt_token_ids=tuple(range(640))), queue_limit=2)
+        assert [job.job_id for job in engine.claim(free_pages=10)] == ["small"]
+
     def test_the_queue_limit_counts_all_and_a_refused_group_leaves_nothing(self, store: JobStore):
         submit(store)
         refused = store.submit(*group("a", "b", idempotency_key="k"), queue_limit=2)
@@ -129,6 +146,17 @@ class TestGroups:
         assert store.get("a") is store.get("b") is None
         assert store.queued("model-a") == 1
         assert store.submit(*group("a", "b", idempotency_key="k"), queue_limit=3).outcome is SubmitOutcome.CREATED
+
+    def test_the_limit_of_a_tenant_counts_its_queued_jobs_of_all_models(self, store: JobStore):
+        submit(store, "of-another-model", tenant="t", model_fingerprint="model-b")
+        submit(store, "of-nobody")
+        refused = store.submit(*group("a", "b", tenant="t"), queue_limit=LIMIT, tenant_limit=2)
+        assert (refused.outcome, refused.job_ids) == (SubmitOutcome.TENANT_FULL, ("a", "b"))
+        assert store.get("a") is None
+        assert store.submit(*group("a", "b", tenant="t"), queue_limit=LIMIT, tenant_limit=3).outcome is SubmitOutcome.CREATED
+        assert store.submit(new_job("c", tenant="u"), queue_limit=LIMIT, tenant_limit=1).outcome is SubmitOutcome.CREATED
+        store.cancel("a")  # what waits no longer does not count
+        assert store.submit(new_job("d", tenant="t"), queue_limit=LIMIT, tenant_limit=3).outcome is SubmitOutcome.CREATED
 
     def test_a_retry_finds_the_group(self, store: JobStore):
         store.submit(*group("a", "b", idempotency_key="k"), queue_limit=2)
@@ -160,7 +188,7 @@ class TestGroups:
         assert with_key("z") == ("x", "y")  # c no longer had a say in it
         assert backend.leftovers() == []
 
-    def test_jobs_that_differ_in_more_than_id_and_spec_are_no_group(self, store: JobStore):
+    def test_jobs_that_differ_in_more_than_id_spec_and_prompt_are_no_group(self, store: JobStore):
         for jobs in ([], group("a", "a"), [new_job("a"), new_job("b", model_fingerprint="model-b")]):
             with pytest.raises(ValueError, match="group"):
                 store.submit(*jobs, queue_limit=LIMIT)
@@ -211,6 +239,32 @@ class TestEnding:
         store.cancel("c")
         expected = {JobStatus.QUEUED: 1, JobStatus.IN_PROGRESS: 1, JobStatus.INCOMPLETE: 1, JobStatus.CANCELLED: 1}
         assert store.counts() == dict.fromkeys(JobStatus, 0) | expected
+
+
+class TestDeleting:
+    def test_whole_and_at_once_whatever_its_state(self, backend: Backend, store: JobStore, engine: EngineUnderTest):
+        submit(store, "queued", idempotency_key="k")
+        assert store.delete("queued", "nobody") == 1
+        assert store.delete("queued") == 0
+        submit(store, "running", deadline_seconds=60, idempotency_key="k")
+        engine.claim()
+        engine.commit("running", 5)
+        late = commit_of(store.get("running"), 6)
+        assert store.delete("running") == 1
+        assert store.get("running") is None
+        assert engine.write(late).commits == (JobAnswer.GONE,)
+        assert engine.renew().owned == engine.claim() == ()
+        backend.advance(100)
+        assert store.sweep_deadlines() == ()
+        assert backend.leftovers() == []
+        assert store.counts() == dict.fromkeys(JobStatus, 0)
+
+    def test_a_group_goes_with_its_key(self, backend: Backend, store: JobStore):
+        jobs = group("a", "b", idempotency_key="k")
+        store.submit(*jobs, queue_limit=LIMIT)
+        assert store.delete("a", "b") == 2
+        assert backend.leftovers() == []
+        assert store.submit(*jobs, queue_limit=LIMIT).outcome is SubmitOutcome.CREATED
 
 
 class TestRetention:
@@ -319,6 +373,24 @@ class TestReading:
         assert store.wait_hint(10) == {"job-1"}
         timer.join()
 
+    def test_vitals_reach_those_who_listen_and_are_kept_nowhere(self, store: JobStore):
+        assert store.publish_vitals("told to nobody") == 0
+        feeds = [store.vitals(), store.vitals()]
+        assert [feed.wait(0.01) for feed in feeds] == [[], []]
+        mark = store.identity()
+        assert [store.publish_vitals(text) for text in ("one", "", "two")] == [2, 2, 2]  # an empty one only counts
+        for feed in feeds:
+            told: list[str] = []
+            while len(told) < 2:
+                told += feed.wait(5)
+            assert told == ["one", "two"]
+            feed.close()
+        deadline = time.monotonic() + 5
+        while store.publish_vitals("") and time.monotonic() < deadline:
+            pass
+        assert store.publish_vitals("") == 0
+        assert store.identity() == mark
+
     def test_engines_are_listed(self, store: JobStore, engine: EngineUnderTest):
         submit(store)
         engine.claim()
@@ -326,3 +398,94 @@ class TestReading:
         (record,) = store.engines()
         assert record.info == engine_info()
         assert (record.incarnation, record.beat, record.dead, record.job_ids) == ("inc-1", 2, False, ("job-1",))
+
+
+class TestApis:
+    """Jobs that end with the api that serves them (PROTOCOL.md 3)."""
+
+    def test_an_api_is_listed_while_its_jobs_live(self, store: JobStore, engine: EngineUnderTest):
+        submit(store, "of-nobody")
+        assert store.apis() == []
+        submit(store, "a", served_by="api-1")
+        store.submit(*group("b", "c", served_by="api-1"), queue_limit=LIMIT)
+        submit(store, "d", served_by="api-2")
+        assert [(api.incarnation, api.job_ids) for api in store.apis()] == [("api-1", ("a", "b", "c")), ("api-2", ("d",))]
+        engine.claim()
+        engine.commit("a", 1, finish=Finish(JobStatus.COMPLETED, "stop"))
+        store.cancel("b")
+        store.delete("d")
+        assert [(api.incarnation, api.job_ids) for api in store.apis()] == [("api-1", ("c",))]
+        store.fail("c", "code", "message")
+        assert store.apis() == []
+
+    def test_a_job_is_its_apis_in_the_queue_and_at_every_engine(self, store: JobStore, engine: EngineUnderTest):
+        submit(store, "a", served_by="api-1")
+        engine.release(*engine.claim())
+        engine.claim()
+        (seen,) = store.engines()
+        assert store.take_over("engine-1", seen.incarnation, seen.beat) == 1
+        assert [api.job_ids for api in store.apis()] == [("a",)]
+
+    def test_no_beat_comes_twice(self, store: JobStore):
+        """Else an api that is listed anew between two looks would seem to have stood still since it was listed before."""
+        beats = []
+        for job_id in ("a", "b", "c"):
+            submit(store, job_id, served_by="api-1")
+            store.beat("api-1")
+            beats.append(store.apis()[0].beat)
+            store.cancel(job_id)
+        assert sorted(set(beats)) == beats
+
+    def test_a_beat_is_no_commit_and_that_of_an_idle_api_nothing(self, store: JobStore):
+        submit(store, "a", served_by="api-1")
+        submit(store, "b", served_by="api-2")
+        before, commit = store.apis(), store.identity().commit
+        store.beat("api-1")
+        store.beat("api-3")
+        after = store.apis()
+        assert [api.incarnation for api in after] == ["api-1", "api-2"]
+        assert [ours.beat > theirs.beat for ours, theirs in zip(after, before, strict=True)] == [True, False]
+        assert store.identity().commit == commit
+
+    def test_the_retry_of_a_submit_lists_nothing_that_has_ended(self, store: JobStore):
+        submit(store, "a", served_by="api-1")
+        store.cancel("a")
+        assert store.submit(new_job("a", served_by="api-1"), queue_limit=LIMIT).outcome is SubmitOutcome.EXISTS
+        assert store.apis() == []
+
+
+class TestStored:
+    def test_stored_jobs_are_listed_for_as_long_as_they_are_there(self, store: JobStore, backend: Backend):
+        for i in range(3):
+            submit(store, f"kept-{i}", stored=True, tenant="t")
+            submit(store, f"other-{i}", tenant="t")
+        submit(store, "elsewhere", stored=True)
+        page = store.jobs(stored=True, tenant="t", limit=2)
+        assert [record.job_id for record in page.jobs] == ["kept-2", "kept-1"]
+        rest = store.jobs(stored=True, tenant="t", limit=2, cursor=page.next_cursor)
+        assert ([record.job_id for record in rest.jobs], rest.next_cursor) == (["kept-0"], None)
+        first = store.jobs(stored=True, tenant="t", limit=2, oldest_first=True)
+        then = store.jobs(stored=True, tenant="t", limit=2, oldest_first=True, cursor=first.next_cursor)
+        assert [record.job_id for record in (*first.jobs, *then.jobs)] == ["kept-0", "kept-1", "kept-2"]
+        assert then.next_cursor is None
+        store.cancel("kept-0")
+        store.delete("kept-1")
+        assert [record.job_id for record in store.jobs(stored=True, tenant="t").jobs] == ["kept-2", "kept-0"]
+        backend.advance(100)
+        assert store.sweep_expired(50) == 1
+        assert [record.job_id for record in store.jobs(stored=True, tenant="t").jobs] == ["kept-2"]
+        assert backend.leftovers() == []
+
+    def test_metadata_may_change_and_the_spec_does_not(self, store: JobStore, engine: EngineUnderTest):
+        submit(store)
+        before = store.get("job-1")
+        assert before.metadata == ""
+        commit = store.identity().commit
+        described = store.describe("job-1", '{"a":"b"}')
+        assert described == store.describe("job-1", '{"a":"b"}') == replace(before, metadata='{"a":"b"}')
+        assert store.identity().commit == commit + 1
+        assert store.read([LogRead("job-1")])[0].record == described
+        engine.claim()
+        assert engine.commit("job-1", 1, finish=Finish(JobStatus.COMPLETED, "stop")) is JobAnswer.OK
+        assert store.describe("job-1", "{}").metadata == store.read([LogRead("job-1")])[0].record.metadata == "{}"
+        assert store.describe("job-9", "{}") is None

@@ -66,6 +66,16 @@ class TestQueue:
         submit(store, "small-4")
         assert [job.job_id for job in engine.claim(held=(*held, "small-3"), free_pages=10)] == ["small-4"]  # 30 s anew
 
+    def test_a_large_job_does_not_wait_for_a_clock_that_was_put_back(
+        self, backend: Backend, store: JobStore, engine: EngineUnderTest
+    ):
+        submit(store, "large", prompt_token_ids=tuple(range(160)))
+        submit(store, "small-1")
+        assert [job.job_id for job in engine.claim(free_pages=10, limit=1)] == ["small-1"]
+        submit(store, "small-2")
+        backend.advance(-3600)
+        assert engine.claim(held=("small-1",), free_pages=10) == ()
+
     def test_a_job_larger_than_the_pool_waits_for_another_engine(self, store: JobStore, engine: EngineUnderTest):
         submit(store, "huge", max_tokens=1600)  # 101 of 100 pages in the end
         submit(store, "fits", max_tokens=1591)  # exactly 100
@@ -95,6 +105,16 @@ class TestQueue:
         (job,) = other.claim()
         assert (job.fence, job.strikes) == (2, 1)
         assert store.get("job-1").recoveries == 0
+
+    @pytest.mark.parametrize("step", [-86_400, 86_400])
+    def test_affinity_ends_when_the_clock_is_set(self, backend: Backend, store: JobStore, engine: EngineUnderTest, step: int):
+        """A clock that had been a day ahead was put right: an engine that had gone for good kept its jobs for a day."""
+        other = EngineUnderTest(store, "engine-2", "inc-x")
+        other.register()
+        submit(store)
+        engine.release(*engine.claim(), affinity=True)
+        backend.advance(step)
+        assert len(other.claim()) == 1
 
     def test_affinity_lets_the_next_life_take_it_at_once(self, store: JobStore, engine: EngineUnderTest):
         submit(store)
@@ -277,6 +297,16 @@ class TestPages:
         engine.register("inc-3")
         assert store.pool_table("pool-engine-1") == {}
 
+    def test_an_entry_is_as_old_as_its_publication_whatever_begins_anew(
+        self, backend: Backend, store: JobStore, engine: EngineUnderTest
+    ):
+        engine.write(publish={1: PageEntry("a", 1), 2: PageEntry("b", 2)})
+        backend.advance(1000)
+        engine.register("inc-2")
+        engine.write(publish={2: PageEntry("c", 3)})
+        ages = {page: entry.age for page, entry in store.pool_table("pool-engine-1").items()}
+        assert ages == {1: pytest.approx(1000, abs=30), 2: pytest.approx(0, abs=30)}
+
     def test_a_life_without_a_pool_has_no_table_and_takes_the_old_one_away(self, store: JobStore, engine: EngineUnderTest):
         engine.write(publish={1: PageEntry("a", 1)})
         with_pool = engine.info
@@ -457,19 +487,72 @@ class TestStrikes:
         engine.release(job)
         assert store.get("job-1").strikes == 1
 
-    def test_a_lost_machine_is_no_crash_of_the_job(self, store: JobStore, engine: EngineUnderTest):
+    def test_an_engine_that_comes_back_and_did_not_crash_takes_the_strike_off(self, store: JobStore, engine: EngineUnderTest):
+        """Deploys, reboots, pauses longer than the lease: as many as there are."""
         submit(store)
         for life in range(2, 8):
             assert engine.claim()[0].strikes == 1
             store.take_over("engine-1", engine.incarnation, 1)
-            assert store.get("job-1").strikes == 0
+            assert store.get("job-1").strikes == 1
             engine.register(f"inc-{life}")
+        assert engine.claim()[0].strikes == 1
+
+    def test_a_crash_that_was_first_taken_for_silence_counts(self, store: JobStore, engine: EngineUnderTest):
+        """The engine started again more slowly than its lease: a poison job was handed on for ever, and everything with it."""
+        submit(store)
+        for life in range(1, 4):
+            assert engine.claim()[0].strikes == life
+            store.take_over("engine-1", engine.incarnation, 1)
+            assert engine.register(f"inc-{life + 1}", blame=True).owned == ()
+        assert engine.claim() == ()
+        assert store.get("job-1").error.code == "poison"
+
+    def test_engines_that_never_come_back_count(self, store: JobStore):
+        """A poison that takes the whole machine: each time another engine gets it."""
+        submit(store)
+        for life in range(1, 4):
+            one = EngineUnderTest(store, f"engine-{life}")
+            one.register()
+            assert one.claim()[0].strikes == life
+            store.take_over(f"engine-{life}", one.incarnation, 1)
+        last = EngineUnderTest(store, "engine-4")
+        last.register()
+        assert last.claim() == ()
+        assert store.get("job-1").error.code == "poison"
+
+    def test_of_suspects_that_are_taken_over_the_first_is_to_blame(self, store: JobStore, engine: EngineUnderTest):
+        for name in ("job-1", "job-2", "job-3"):
+            submit(store, name)
+        engine.claim()
+        engine.register("inc-2", blame=True)
+        engine.commit("job-1", 4)
+        store.take_over("engine-1", "inc-2", 1)
+        assert [store.get(name).strikes for name in ("job-1", "job-2", "job-3")] == [0, 2, 1]
+
+    def test_progress_of_the_next_owner_clears_what_the_last_one_left(self, store: JobStore, engine: EngineUnderTest):
+        submit(store)
+        engine.claim()
+        store.take_over("engine-1", engine.incarnation, 1)
+        engine.register("inc-2", blame=True)
+        engine.claim()
+        engine.commit("job-1", 4)
+        assert store.get("job-1").strikes == 0
 
     def test_counters_are_no_progress(self, store: JobStore, engine: EngineUnderTest):
         submit(store)
         engine.claim()
         engine.commit("job-1", tokens_replayed=5)
         assert store.get("job-1").strikes == 1
+
+    def test_pages_are_no_progress(self, store: JobStore, engine: EngineUnderTest):
+        """A prompt that crashes at its second page publishes the first in every life, and is poison all the same."""
+        submit(store)
+        assert engine.claim()[0].strikes == 1
+        for life in (2, 3):
+            engine.write(publish={life: PageEntry("a page of its prompt", 7)})
+            assert engine.register(f"inc-{life}", blame=True).owned[0].strikes == life
+        engine.write(publish={4: PageEntry("a page of its prompt", 7)})
+        assert engine.register("inc-4", blame=True).failed == ("job-1",)
 
 
 def test_every_write_sent_twice_leaves_the_same_state(backend: Backend):

@@ -1,8 +1,13 @@
 """What is remembered of job records is bounded by bytes."""
 
 import sys
+import threading
 
 from storage.known_fields import KnownFields
+from storage.records import LogRead
+from tests.storage.backends import EngineUnderTest, RedisBackend, bound, submit
+
+LENGTH = 1000
 
 
 def test_what_changes_is_not_kept():
@@ -42,3 +47,26 @@ def test_the_newest_is_kept_whatever_its_size():
         known.keep("job", order, {"prompt": "1" * 1000})
     assert len(known) == 1
     assert known.get("job", 2) is not None
+
+
+def test_a_first_look_at_a_job_that_is_being_written_shows_one_moment(valkey):
+    """Found by the chaos scenario stale_at_points: a finished job with the first forty of its fifty tokens.
+
+    A reader that does not know a job asks for the rest of its record, behind its log, and that record was a later one.
+    """
+    backend = RedisBackend("first-look", valkey)
+    try:
+        store = bound(backend)
+        engine = EngineUnderTest(store)
+        engine.register()
+        submit(store, max_tokens=LENGTH)
+        engine.claim()
+        writer = threading.Thread(target=lambda: [engine.commit("job-1", token) for token in range(LENGTH)])
+        writer.start()
+        while writer.is_alive():
+            reader = bound(backend)
+            (seen,) = reader.read([LogRead("job-1", 0, LENGTH)])
+            assert len(seen.entries) >= seen.record.log_length
+        writer.join()
+    finally:
+        backend.close()

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors import safe_open
 
 from storage import pool_header
@@ -71,6 +69,24 @@ class TestContents:
         pool.zero_page(1)
         assert not read(pool, 1)[0].any()
         assert (read(pool, 2)[0] == page_of(2)).all()
+
+    def test_a_zeroed_page_keeps_its_blocks_and_zeros_are_not_written_again(self, path: Path):
+        """A hole would be a full disk's to refuse, when the page is written the next time."""
+        written: list[int] = []
+
+        def count(fd: int, data: memoryview, offset: int) -> int:
+            written.append(offset)
+            return os.pwrite(fd, data, offset)
+
+        with PoolFile.open(path, **GEOMETRY, disk=Disk(pwrite=count)) as pool:
+            write(pool, 1, page_of(1))
+            pool.zero_page(1)
+            blocks = path.stat().st_blocks
+            written.clear()
+            for page in range(5):
+                pool.zero_page(page)
+            assert (written, path.stat().st_blocks) == ([], blocks)
+            assert blocks * 512 >= path.stat().st_size
 
     def test_safetensors_reads_it(self, pool: PoolFile, path: Path):
         write(pool, 3, page_of(3))
@@ -373,7 +389,8 @@ class TestHeader:
             {"tensor__shape": [5, 3, 2, 16, 2, -8]}, {"tensor__shape": [True, 3, 2, 16, 2, 8]}, {"tensor__shape": "x"},
             {"tensor__data_offsets": [0, 1]}, {"tensor__data_offsets": [4, 30724]}, {"tensor__data_offsets": None},
             {"meta__pool_id": ""}, {"meta__num_pages": "6"}, {"meta__page_shape": "[1]"}, {"meta__dtype": "float64"},
-            {"meta__num_pages": 5}, {"tensor__more": 1},
+            {"meta__num_pages": 5}, {"tensor__more": 1}, {"tensor__data_offsets": [False, 30720.0]},
+            {"meta__pool_id": "\ud800"}, {"meta__model_fingerprint": "a\nb"},
         ],
     )  # fmt: skip
     def test_contradictions_are_refused(self, changes: dict[str, Any]):
@@ -394,29 +411,6 @@ class TestHeader:
     def test_absurd_lengths(self, length: int):
         with pytest.raises(PoolError):
             pool_header.header_length(length.to_bytes(8, "little"), 4096)
-
-    @settings(max_examples=300, deadline=None)
-    @given(data=st.data())
-    def test_no_bytes_do_more_than_be_refused(self, data: st.DataObject):
-        text, size = self.good()
-        kind = data.draw(st.sampled_from(["noise", "flip", "cut", "json"]))
-        if kind == "noise":
-            text = data.draw(st.binary(max_size=300))
-        elif kind == "flip":
-            at = data.draw(st.integers(0, len(text) - 1))
-            text = text[:at] + bytes([text[at] ^ (1 << data.draw(st.integers(0, 7)))]) + text[at + 1 :]
-        elif kind == "cut":
-            text = text[: data.draw(st.integers(0, len(text)))]
-        else:
-            simple = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
-            names = st.sampled_from(["__metadata__", "kv_pages", "format", "dtype", "shape", "data_offsets", "version"])
-            value = data.draw(st.recursive(simple, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner)))
-            text = json.dumps(value).encode()
-        try:
-            header = pool_header.parse(text, size)
-        except PoolError:
-            return
-        assert header.file_bytes == size
 
     @pytest.mark.parametrize("bad", [b'{"a":' * 100_000, b'{"__metadata__":' + b"9" * 10_000 + b"}", b'{"a":NaN}', b"{\xff}"])
     def test_json_that_breaks_parsers(self, bad: bytes):

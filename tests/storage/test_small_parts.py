@@ -39,6 +39,17 @@ class TestFailpoints:
         done = run_with("commit.before_send=kill@6", tmp_path / "log")
         assert (done.stdout, (tmp_path / "log").exists()) == ("survived\n", False)
 
+    def test_errors_of_a_disk(self, tmp_path: Path):
+        assert "[Errno 5]" in run_with("commit.before_send=eio", tmp_path / "log").stderr
+        assert "[Errno 28]" in run_with("commit.before_send=partial", tmp_path / "log").stderr
+
+    def test_abort(self, tmp_path: Path):
+        assert run_with("commit.before_send=abort", tmp_path / "log").returncode == -6
+
+    def test_each_hit_acts_and_is_told_once(self, tmp_path: Path):
+        assert run_with("commit.before_send=sleep:0.01@*", tmp_path / "log").stdout == "survived\n"
+        assert len((tmp_path / "log").read_text().splitlines()) == 1
+
     def test_sleep(self, tmp_path: Path):
         assert run_with("commit.before_send=sleep:0.01@2", tmp_path / "log").stdout == "survived\n"
 

@@ -54,6 +54,13 @@ def test_saved_and_loaded(tmp_path: Path):
     assert os.listdir(tmp_path) == ["store.json"]
 
 
+def test_what_a_kill_left_is_written_over(tmp_path: Path):
+    (tmp_path / ".store.json.tmp").write_text("x" * 1000)
+    save_store_file(tmp_path / "store.json", FILE)
+    assert load_store_file(tmp_path / "store.json") == FILE
+    assert os.listdir(tmp_path) == ["store.json"]
+
+
 @pytest.mark.parametrize(
     "text",
     [
