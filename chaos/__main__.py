@@ -1,21 +1,28 @@
 """``python -m chaos``: kill everything, again and again, and see whether the promises hold. Exit code 0 only when all did."""
 
 import argparse
+import os
 import secrets
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from random import Random
 
-from chaos.cluster import ROOT, ClusterOptions, private_place
 from chaos.guarantees import ALWAYS
+from chaos.hunt import hunt, print_mistakes
+from chaos.mistakes import MISTAKES
 from chaos.models import model_for
+from chaos.place import ROOT, ClusterOptions, private_place
+from chaos.points import FEWEST, rare_points
+from chaos.processes import beside
 from chaos.reference import reference
-from chaos.report import Row, keep, print_row, print_table
-from chaos.scenarios import SCENARIOS, TIERS, Scenario
+from chaos.report import Row, Suite, keep, print_row, print_table, write_report
+from chaos.scenario import TIERS, Scenario
+from chaos.scenarios import SCENARIOS
 from chaos.stage import perform
 from chaos.workload import DEMO, TINY, Catalogue
 
@@ -26,40 +33,77 @@ _REPORT = ROOT / "chaos-report"
 def main() -> int:
     arguments = _parser().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: what was started is ended
+    began = time.time()
     seed = arguments.seed if arguments.seed is not None else secrets.randbelow(1 << 32)
-    chosen = [scenario for scenario in SCENARIOS if arguments.scenario is None or scenario.name in arguments.scenario]
+    wanted = [scenario for scenario in SCENARIOS if arguments.scenario is None or scenario.name in arguments.scenario]
+    skipped = {scenario.name: why for scenario in wanted if (why := scenario.cannot_run())}
+    chosen = [scenario for scenario in wanted if scenario.name not in skipped]
     print(f"chaos: tier {arguments.tier}, seed {seed}, model {arguments.model}", flush=True)
+    for name, why in skipped.items():
+        print(f"skipped {name}: {why}", flush=True)
     base = Path(tempfile.mkdtemp(prefix="chaos-"))  # short: a socket lies under it
     try:
+        if arguments.mistakes is not None:
+            return _find_mistakes(base, arguments, seed)
         rows = _run_all(base, arguments, chosen, seed)
     finally:
         shutil.rmtree(base, ignore_errors=True)
     print_table(rows, len(ALWAYS))
+    suite = Suite(arguments.tier, seed, arguments.model, began, time.time() - began, tuple(rows))
+    if arguments.json is not None:
+        write_report(arguments.json, suite)
     if bad := [row for row in rows if not row.outcome.good]:
         print(f"\nFAILED: {', '.join(f'{row.scenario} run {row.run}' for row in bad)}; seed {seed}; kept in {_REPORT}")
+        return 1
+    if skipped and arguments.tier != "quick":
+        print(f"\nFAILED: tier {arguments.tier} is proof only when nothing is skipped: {', '.join(skipped)}")
+        return 1
+    whole = arguments.scenario is arguments.faults is arguments.runs is None
+    if whole and arguments.tier != "quick" and (rare := rare_points(suite.failpoints)):
+        print(f"\nFAILED: named points that fired fewer than {FEWEST} times: {rare}")
         return 1
     return 0
 
 
-def _run_all(base: Path, arguments: argparse.Namespace, chosen: list[Scenario], seed: int) -> list[Row]:
-    model = model_for(arguments.model, base)
-    size = TINY if arguments.model == "tiny" else DEMO
+def _catalogue(base: Path, name: str, seed: int) -> tuple[str, Catalogue]:
+    """The model, and the right answers."""
+    model = model_for(name, base)
+    size = TINY if name == "tiny" else DEMO
     started = time.monotonic()
     catalogue = reference(private_place(base, "ref"), ClusterOptions(model), Random(f"{seed} reference"), size, _CASES)
     tokens = sum(len(answer.token_ids) for answer in catalogue.answers.values())
     print(f"reference: {len(catalogue.cases)} cases, {tokens} tokens, {time.monotonic() - started:.0f} s", flush=True)
-    rows = []
-    for scenario in chosen:
-        runs = arguments.runs if arguments.runs is not None else scenario.runs[arguments.tier]
-        for run in range(runs):
-            rows.append(_run(base, scenario, catalogue, model, arguments, seed, run))
-    return rows
+    return model, catalogue
+
+
+def _run_all(base: Path, arguments: argparse.Namespace, chosen: list[Scenario], seed: int) -> list[Row]:
+    model, catalogue = _catalogue(base, arguments.model, seed)
+    runs = [
+        (scenario, run)
+        for scenario in chosen
+        for run in range(arguments.runs if arguments.runs is not None else scenario.runs[arguments.tier])
+    ]
+    return beside(
+        arguments.parallel,
+        [partial(_run, base, scenario, catalogue, model, arguments, seed, run) for scenario, run in runs],
+    )
+
+
+def _find_mistakes(base: Path, arguments: argparse.Namespace, seed: int) -> int:
+    """Each known mistake must be found. The exit code."""
+    model, catalogue = _catalogue(base, arguments.model, seed)
+    wanted = [mistake for mistake in MISTAKES if not arguments.mistakes or mistake.name in arguments.mistakes]
+    found = hunt(base, model, catalogue, seed, arguments.parallel, wanted)
+    print_mistakes(wanted, found)
+    missed = [name for name, sign in found.items() if not sign]
+    print(f"\n{len(found) - len(missed)} of {len(found)} mistakes found; missed: {', '.join(missed) or 'none'}")
+    return 1 if missed else 0
 
 
 def _run(
     base: Path, scenario: Scenario, catalogue: Catalogue, model: str, arguments: argparse.Namespace, seed: int, run: int
 ) -> Row:
-    place = private_place(base, f"{scenario.name[:12]}-{run}")
+    place = private_place(base, f"{SCENARIOS.index(scenario)}-{run}")  # short: a socket lies under it
     faults = arguments.faults if arguments.faults is not None else scenario.faults[arguments.tier]
     rng = Random(f"{seed} {scenario.name} {run}")
     started = time.monotonic()
@@ -84,6 +128,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", default="tiny", help="tiny (default), demo, or a folder")
     parser.add_argument("--faults", type=int, help="faults in each run, instead of the tier's number")
+    parser.add_argument(
+        "--mistakes", nargs="*", metavar="NAME", choices=[mistake.name for mistake in MISTAKES],
+        help="put known mistakes back, all or these, and see whether each is found",
+    )  # fmt: skip
+    parser.add_argument("--parallel", type=int, default=1 + (os.cpu_count() or 1), help="runs at once; default: cores + 1")
+    parser.add_argument("--json", type=Path, help="write a report here, and as a page beside it (.md)")
     parser.add_argument("--runs", type=int, help="runs of each scenario, instead of the tier's number")
     return parser
 

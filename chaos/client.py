@@ -75,10 +75,10 @@ class Client:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def submit(self, case: Case, patience: float) -> str | None:
+    def submit(self, case: Case, patience: float, key: str = "") -> str | None:
         """The job's id, after as many tries as it takes. None when refused for good, or not taken within ``patience`` seconds."""
         self._submits += 1
-        key = f"{self.name}-{self._submits}-{self._rng.randrange(1 << 40):x}"
+        key = key or f"{self.name}-{self._submits}-{self._rng.randrange(1 << 40):x}"
         backoff, until = Backoff(self._rng), now() + patience
         while now() < until and not self._halt.is_set():
             call = self._call(

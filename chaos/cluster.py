@@ -7,24 +7,24 @@ dies, so that each life of an engine can be given its own failpoint.
 
 import contextlib
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import httpx
+import redis
 
+from chaos.netns import Link
+from chaos.place import ClusterOptions, Engine, after, free_ports, variables
 from chaos.processes import Family, Timeout, wait_until
+from chaos.proxy import Proxy
 from service.redis_server import binary_path
 
-ROOT = Path(__file__).resolve().parent.parent
 #: Roles under one supervisor.
 ROLES = ("supervisor", "engine", "api", "redis")
 START_TIMEOUT = 90.0
@@ -33,30 +33,6 @@ _TAIL = 2000
 
 class ClusterError(Exception):
     """The service did not do what a start or an end asks of it; carries the end of its log."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterOptions:
-    """What the service is started with. Sizes are small, so that pages run out, wrap around and are evicted."""
-
-    model: str
-    page_size: int = 16
-    device_pages: int = 160
-    host_pages: int = 480
-    settings: Mapping[str, str] = field(default_factory=dict)  #: more MIDSENTENCE_* variables, by setting name
-
-    def environment(self) -> dict[str, str]:
-        values = {"prefill_chunk": "64", "max_step_tokens": "128", "threads": "1", "lease_seconds": "4", **self.settings}
-        return {f"MIDSENTENCE_{name.upper()}": value for name, value in values.items()} | {"MIDSENTENCE_TESTING": "1"}
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """An engine's place: its data directory and where its metrics are."""
-
-    name: str
-    data_dir: Path
-    port: int
 
 
 class Cluster:
@@ -73,6 +49,10 @@ class Cluster:
         self.port = port
         self.main = Engine("engine", place / "data", engine_port)
         self._redis_url: str | None = None  #: of the shape "apart"
+        self._ways_to_redis: dict[str, str] = {}  #: of its api and engines, by their names, where it is another
+        self._links: dict[str, Link] = {}
+        #: process -> shell commands that it begins with: limits, masks, clocks, groups. Its children inherit what they set
+        self.preludes: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -93,11 +73,16 @@ class Cluster:
             return self._redis_url
         return f"unix://{(self.main.data_dir / 'run' / 'redis.socket').read_text().strip()}"
 
+    @property
+    def redis_dir(self) -> Path:
+        """Of the shape "apart"."""
+        return self.place / "redis"
+
     def pid(self, role: str) -> int | None:
         """The living process in a role; None when there is none. The pid file may name a dead one: that is none."""
         process = self._processes.get(role)
         if process is not None:
-            return process.pid if process.poll() is None else None
+            return None if self.family.gone(process.pid) else process.pid
         try:
             pid = int((self.main.data_dir / "run" / f"{role}.pid").read_text())
         except (OSError, ValueError):
@@ -125,24 +110,34 @@ class Cluster:
     def _serve_command(self) -> list[str]:
         return [*self._command("serve", self.main), "--host", "127.0.0.1", "--port", str(self.port)]
 
-    def serve_again_beside(self) -> subprocess.CompletedProcess[str]:
-        """A second ``serve`` on the same directory, to its end."""
-        return self._to_the_end(self._serve_command())
+    def serve_to_the_end(self, prelude: str = "") -> subprocess.CompletedProcess[str]:
+        """A ``serve`` that is to be refused: because it is the second one, or for what ``prelude`` did."""
+        return self._to_the_end(after(prelude, self._serve_command()))
 
     def engine_again_beside(self) -> subprocess.CompletedProcess[str]:
         port = free_ports(1)[0]
         place = Engine("second", self.main.data_dir, port)
         return self._to_the_end([*self._command("engine", place), "--redis-url", self.redis_url])
 
-    def recover(self, *flags: str) -> dict[str, Any]:
-        """``midsentence recover --json`` with ``flags``."""
-        command = [*_cli("recover"), "--data-dir", str(self.main.data_dir), "--model", self.options.model, "--json", *flags]
-        done = self._to_the_end(command)
+    def recover(self, *flags: str, place: Engine | None = None) -> dict[str, Any]:
+        """``midsentence recover --json`` with ``flags``, on an engine's directory."""
+        return self._report("recover", *self._directory(place), "--model", self.options.model, *flags)
+
+    def verify(self, place: Engine | None = None) -> dict[str, Any]:
+        """``midsentence verify --json`` of an engine's directory, running or not."""
+        return self._report("verify", *self._directory(place))
+
+    def _directory(self, place: Engine | None) -> list[str]:
+        url = [] if self._redis_url is None else ["--redis-url", self._redis_url]
+        return ["--data-dir", str((place or self.main).data_dir), *url]
+
+    def _report(self, verb: str, *flags: str) -> dict[str, Any]:
+        done = self._to_the_end([*_cli(verb), "--json", *flags])
         try:
             report = json.loads(done.stdout)
         except ValueError:
             raise ClusterError(
-                f"recover answered no JSON (exit {done.returncode}): {done.stdout[-500:]}{done.stderr[-500:]}"
+                f"{verb} answered no JSON (exit {done.returncode}): {done.stdout[-500:]}{done.stderr[-500:]}"
             ) from None
         assert isinstance(report, dict)
         return report
@@ -150,31 +145,74 @@ class Cluster:
     # --- the shape "apart" --------------------------------------------------------------------------------------------
 
     def start_redis(self) -> None:
-        folder = self.place / "redis"
+        """The first time, or again on the same directory."""
+        folder = self.redis_dir
         folder.mkdir(exist_ok=True)
         path = folder / "redis.sock"
         settings = {
             "port": "0", "unixsocket": str(path), "dir": str(folder), "appendonly": "yes", "appendfsync": "always", "save": "",
             "maxmemory": str(256 << 20), "maxmemory-policy": "noeviction", "aof-load-truncated": "yes",
         }  # fmt: skip
+        for link in self._links.values():
+            settings |= {"port": str(link.port), "bind": f"{settings.get('bind', '')} {link.host}".strip()}
         arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
         self._processes["redis"] = self._start("redis", [str(binary_path()), *arguments])
         self._redis_url = f"unix://{path}"
-        wait_until(path.is_socket, 10.0, "the socket of Redis")
+        wait_until(lambda: path.is_socket() and self._redis_answers(), 30.0, "an answer of Redis")
 
-    def start_api(self) -> None:
+    def _redis_answers(self) -> bool:
+        with contextlib.suppress(redis.RedisError), contextlib.closing(redis.Redis.from_url(self.redis_url)) as client:
+            return bool(client.ping())
+        return False
+
+    def put_proxy(self) -> Proxy:
+        """Between Redis and what is started from now on, but for more engines; this driver itself goes past it."""
+        proxy = Proxy(self.redis_dir / "proxy.sock", self.redis_dir / "redis.sock")
+        self._ways_to_redis = dict.fromkeys(("api", self.main.name), f"unix://{proxy.path}")
+        return proxy
+
+    def put_links(self, *names: str) -> dict[str, Link]:
+        """Before Redis is started: TCP for these processes, an address for each, so that each can be cut off alone."""
+        port = free_ports(1)[0]
+        self._links = {name: Link(f"{name}-Redis", f"127.0.1.{number}", port) for number, name in enumerate(names, 1)}
+        self._ways_to_redis = {name: f"redis://{link.host}:{link.port}" for name, link in self._links.items()}
+        return self._links
+
+    def _way_to_redis(self, name: str) -> str:
+        return self._ways_to_redis.get(name, self.redis_url)
+
+    def start_api(self, failpoints: str = "") -> None:
         command = [*self._command("api", self.main), "--host", "127.0.0.1", "--port", str(self.port)]
-        self._processes["api"] = self._start("api", [*command, "--redis-url", self.redis_url])
-
-    def start_engine(self, place: Engine | None = None, failpoints: str = "") -> None:
-        """Start an engine by hand. ``last-exit`` is told as a supervisor would tell it: our kills are no fault of a job."""
-        place = place or self.main
-        command = [*self._command("engine", place), "--redis-url", self.redis_url, "--last-exit", "benign", "--lock-wait", "10"]
         points = {"MIDSENTENCE_FAILPOINTS": failpoints} if failpoints else {}
-        self._processes[place.name] = self._start(place.name, command, points)
+        self._processes["api"] = self._start("api", [*command, "--redis-url", self._way_to_redis("api")], points)
+
+    def start_engine(
+        self, place: Engine | None = None, failpoints: str = "", settings: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Start an engine by hand. ``last-exit`` is told as a supervisor would tell it: our kills are no fault of a job.
+
+        ``settings``: for this life alone.
+        """
+        place = place or self.main
+        command = [
+            *self._command("engine", place),
+            "--redis-url",
+            self._way_to_redis(place.name),
+            "--last-exit",
+            "benign",
+            "--lock-wait",
+            "10",
+        ]
+        more = dict(settings) | ({"failpoints": failpoints} if failpoints else {})
+        self._processes[place.name] = self._start(place.name, command, variables(more))
 
     def another_engine(self, name: str) -> Engine:
         return Engine(name, self.place / name, free_ports(1)[0])
+
+    def start_beside(self, name: str, command: Sequence[str], prelude: str) -> int:
+        """A process that is none of the product's. Its pid."""
+        process = self.family.start(after(prelude, command), environment={}, log=self.logs / f"{name}.log", folder=self.place)
+        return process.pid
 
     # --- ready, and the end -------------------------------------------------------------------------------------------
 
@@ -205,22 +243,34 @@ class Cluster:
             raise Timeout(f"{role} did not end within {timeout:g} s") from None
 
     def signal(self, role: str, number: signal.Signals) -> int:
-        """Signal the process in a role; answers with its pid."""
-        pid = self.require_pid(role)
-        if not self.family.signal(pid, number):
-            return self.signal(role, number)
+        """Signal the process in a role; answers with its pid. Who dies before it is reached is no answer: the next one is."""
+        while not self.family.signal(pid := self.require_pid(role), number):
+            time.sleep(0.01)
         return pid
+
+    def stop_role(self, role: str, timeout: float = 40.0) -> int:
+        """SIGTERM to one process that this driver started; its exit code."""
+        self.signal(role, signal.SIGTERM)
+        return self.wait_exit(role, timeout)
 
     def stop(self, timeout: float = 40.0) -> int | None:
         """SIGTERM to everything, supervisor or each; the exit code of the supervisor."""
-        for role in ("supervisor", *(name for name in self._processes if name not in ("supervisor", "redis")), "redis"):
-            process = self._processes.get(role)
-            if process is not None and process.poll() is None:
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout)
+        self.stop_all_but_redis(timeout)
+        self._terminate("redis", timeout)
         supervisor = self._processes.get("supervisor")
         return None if supervisor is None else supervisor.poll()
+
+    def stop_all_but_redis(self, timeout: float = 40.0) -> None:
+        """SIGTERM to the supervisor, whose Redis ends with it; or to each but a Redis of its own."""
+        for role in ("supervisor", *(name for name in self._processes if name not in ("supervisor", "redis"))):
+            self._terminate(role, timeout)
+
+    def _terminate(self, role: str, timeout: float) -> None:
+        process = self._processes.get(role)
+        if process is not None and process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout)
 
     def kill_all(self) -> list[int]:
         """SIGKILL to every process of the service at once: none can react to another's death."""
@@ -253,7 +303,9 @@ class Cluster:
 
     def _start(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         environment = self._environment() | dict(more or {})
-        return self.family.start(command, environment=environment, log=self.logs / f"{name}.log", folder=ROOT)
+        if prelude := self.preludes.get(name):
+            command = after(prelude, command)
+        return self.family.start(command, environment=environment, log=self.logs / f"{name}.log", folder=self.options.root)
 
     def _environment(self) -> dict[str, str]:
         return self.options.environment() | {"MIDSENTENCE_FAILPOINT_LOG": str(self.failpoint_log)}
@@ -261,33 +313,15 @@ class Cluster:
     def _to_the_end(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         environment = self.family.environment(self._environment())
         return subprocess.run(
-            command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_TIMEOUT
+            command,
+            env=environment,
+            cwd=self.options.root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT,
         )
 
 
 def _cli(verb: str) -> list[str]:
     return [sys.executable, "-m", "service.cli", verb]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free just now; all held at once, so that they differ."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [int(held.getsockname()[1]) for held in sockets]
-
-
-def fired_failpoints(log: Path) -> list[str]:
-    """Lines ``name action pid``, in the order in which they fired."""
-    with contextlib.suppress(OSError):
-        return [line for line in log.read_text().splitlines() if line]
-    return []
-
-
-def private_place(base: Path, name: str) -> Path:
-    """A directory for one run. Its path stays short: a socket's path has about a hundred bytes."""
-    place = base / name
-    place.mkdir(mode=0o700, parents=True)
-    os.chmod(place, 0o700)
-    return place

@@ -13,6 +13,7 @@ import redis
 from chaos.client import job_seen
 from chaos.history import JobSeen
 from storage import keys
+from storage.findings import Check, Finding, Severity
 from storage.redis_store import RedisJobStore
 
 _METRIC = re.compile(r"^(midsentence_\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
@@ -59,6 +60,7 @@ class Dump:
     idle: dict[str, tuple[EngineGauges, EngineGauges]]  #: engine -> (at its start, when idle at the end)
     pool_files: dict[str, tuple[str, ...]]  #: engine -> names of files that look like a pool
     counters: dict[str, float]  #: of the living engines, added up
+    verified: dict[str, tuple[Finding, ...]]  #: what ``midsentence verify`` found, beside the service and after its end
 
 
 class Metrics:
@@ -148,3 +150,9 @@ def dump_store(redis_url: str) -> dict[str, StoredJob]:
 def pool_files(data_dir: Path) -> tuple[str, ...]:
     """Everything in a data directory that looks like a pool, finished or not."""
     return tuple(sorted(path.name for path in data_dir.iterdir() if "pool" in path.name or "safetensors" in path.name))
+
+
+def verify_findings(report: dict[str, Any]) -> tuple[Finding, ...]:
+    """Of ``midsentence verify --json``."""
+    rows = (dict(row) for row in report["findings"])
+    return tuple(Finding(severity=Severity(row.pop("severity")), check=Check(row.pop("check")), **row) for row in rows)

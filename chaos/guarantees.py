@@ -1,7 +1,8 @@
 """What the product promises, as pure functions over a history and a dump. Each answers with every violation it finds, in words.
 
 Numbers are those of the design: I1 the log is whole, I2 streams are exactly once, I3 equal to the uninterrupted run, I4 nothing
-seen is missing, I6 no page leaks, I8 every accepted job ends, I10 statuses move legally. Nothing here reads a clock or a socket.
+seen is missing, I6 no page leaks, I8 every accepted job ends, I10 statuses move legally, I11 no damage. Nothing here reads a clock
+or a socket.
 """
 
 from collections import defaultdict
@@ -10,9 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from chaos.dump import Dump
-from chaos.history import TERMINAL_EVENTS, Call, Event, History, StreamClosed, StreamOpened
+from chaos.history import TERMINAL_EVENTS, Call, Event, FaultRecord, History, StreamClosed, StreamOpened
 from chaos.workload import Answer
 from storage import chain as chains
+from storage.findings import Check, Severity
 from storage.records import TRANSITIONS, JobStatus
 
 Tokens = tuple[int, ...]
@@ -37,6 +39,10 @@ class Run:
     dump: Dump
     cases: dict[str, str]  #: job id -> name of its case
     answers: dict[str, Answer]  #: case -> what an uninterrupted run made of it
+
+    def is_to_fail(self, job_id: str) -> bool:
+        """A poison prompt: failing is its right answer."""
+        return job_id in self.cases and self.answers[self.cases[job_id]].status == JobStatus.FAILED
 
 
 Checker = Callable[[Run], list[Violation]]
@@ -248,7 +254,7 @@ def check_all_ended(run: Run) -> list[Violation]:
             found.append(Violation("I8", job_id, "an accepted job is unknown to the api"))
         elif not JobStatus(job.status).terminal:
             found.append(Violation("I8", job_id, f"still {job.status} at the end, with {len(job.token_ids)} tokens"))
-        elif job.status == JobStatus.FAILED:
+        elif job.status == JobStatus.FAILED and not run.is_to_fail(job_id):
             found.append(Violation("I8", job_id, "a healthy job failed", job.error))
     gave_up = [closed for closed in run.history.all(StreamClosed) if closed.how == "gave_up"]
     found += [Violation("I8", closed.job_id, f"{closed.reader} gave up waiting for news") for closed in gave_up]
@@ -317,6 +323,20 @@ def _check_cancels(run: Run) -> list[Violation]:
     return found
 
 
+# --- I11 ---------------------------------------------------------------------------------------------------------------
+
+
+def check_verified(run: Run) -> list[Violation]:
+    """I11: ``midsentence verify`` finds no damage, and no bad page but those that a fault spoilt."""
+    spoilt = {page for fault in run.history.all(FaultRecord) for page in fault.spoils}
+    return [
+        Violation("I11", "", f"verify {when}: {finding.what}", str(finding))
+        for when, findings in run.dump.verified.items()
+        for finding in findings
+        if finding.severity is Severity.DAMAGE or (finding.check is Check.PAGE and not spoilt & {"*", finding.where})
+    ]
+
+
 # --- together ----------------------------------------------------------------------------------------------------------
 
 ALWAYS: tuple[Checker, ...] = (
@@ -327,6 +347,7 @@ ALWAYS: tuple[Checker, ...] = (
     check_pages,
     check_all_ended,
     check_statuses,
+    check_verified,
 )
 
 

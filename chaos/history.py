@@ -89,6 +89,7 @@ class FaultRecord:
     ended: float
     fired: bool
     proof: str  #: what shows that it fired, or why it did not
+    spoils: tuple[str, ...] = ()  #: pages of the pool that may be bad because of it: "host page 7", or "*" for any
 
 
 Record = Call | StreamOpened | Event | StreamClosed | FaultRecord
@@ -115,6 +116,16 @@ class History:
     def all(self, kind: type[T]) -> list[T]:
         with self._lock:
             return [record for record in self._records if isinstance(record, kind)]
+
+    def shown(self) -> dict[str, int]:
+        """How many tokens of each job any answer or stream has shown until now."""
+        counts: dict[str, int] = {}
+        for record in self:
+            if isinstance(record, Event) and record.token_ids and record.id is not None:
+                counts[record.job_id] = max(counts.get(record.job_id, 0), record.id)
+            elif isinstance(record, Call) and record.seen is not None:
+                counts[record.job_id] = max(counts.get(record.job_id, 0), len(record.seen.token_ids))
+        return counts
 
     def __iter__(self) -> Iterator[Record]:
         with self._lock:
@@ -156,7 +167,8 @@ def _from_line(line: str) -> Record:
     kind = _KINDS[values.pop("kind")]
     if isinstance(values.get("seen"), dict):
         values["seen"] = JobSeen(**{**values["seen"], "token_ids": tuple(values["seen"]["token_ids"])})
-    if "token_ids" in values:
-        values["token_ids"] = tuple(values["token_ids"])
+    for name in ("token_ids", "spoils"):
+        if name in values:
+            values[name] = tuple(values[name])
     record: Record = kind(**values)
     return record

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chaos.cluster import ROOT
+from chaos.place import ROOT
 
 _MAKE = "import sys; from pathlib import Path; from tests.tiny_models import make_tiny_model; make_tiny_model(Path(sys.argv[1]))"
 

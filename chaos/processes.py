@@ -10,13 +10,21 @@ import os
 import secrets
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 MARK = "CHAOS_RUN"
 _POLL = 0.01
+_Result = TypeVar("_Result")
+
+
+#: Set at Ctrl-C: every wait of this driver ends, in every thread, and what was started is ended behind it.
+STOP = threading.Event()
 
 
 class Timeout(Exception):
@@ -24,12 +32,13 @@ class Timeout(Exception):
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, what: str, pause: float = _POLL) -> None:
-    """Raises Timeout naming ``what``."""
+    """Raises Timeout naming ``what``, KeyboardInterrupt once ``STOP`` is set."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() >= deadline:
             raise Timeout(f"not within {timeout:g} s: {what}")
-        time.sleep(pause)
+        if STOP.wait(pause):
+            raise KeyboardInterrupt
 
 
 def environment_of(pid: int) -> bytes:
@@ -46,10 +55,36 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
+def is_stopped(pid: int) -> bool:
+    """SIGSTOP has taken effect in every thread: none is in a system call any more."""
+    try:
+        states = [(task / "stat").read_bytes().rpartition(b")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (OSError, IndexError):
+        return False
+    return set(states) == {b"T"}
+
+
 def command_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a process holds."""
+
+    pid: int
+    threads: int
+    descriptors: int
+    resident: int  #: bytes
+
+
+def vitals(pid: int) -> Vitals:
+    """Raises OSError when it is gone."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+    return Vitals(pid, int(status["Threads"]), descriptors, int(status["VmRSS"].split()[0]) * 1024)
 
 
 @dataclass(slots=True)
@@ -103,6 +138,19 @@ class Family:
             return False
         return True
 
+    @contextlib.contextmanager
+    def standstill(self) -> Iterator[None]:
+        """All of them stopped, in no system call: what is read meanwhile is one moment's state."""
+        pids = self.living()
+        for pid in pids:
+            self.signal(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: all(is_stopped(pid) or self.gone(pid) for pid in pids), 10.0, "a standstill")
+            yield
+        finally:
+            for pid in pids:
+                self.signal(pid, signal.SIGCONT)
+
     def gone(self, pid: int) -> bool:
         self.reap()
         return not self.owns(pid) or is_zombie(pid)
@@ -120,6 +168,21 @@ class Family:
             for pid in pids:
                 self.signal(pid, signal.SIGCONT)
                 self.signal(pid, signal.SIGKILL)
-            with contextlib.suppress(Timeout):
-                wait_until(lambda: not self.living(), 1.0, "the end of all processes", pause=0.05)
+            time.sleep(0.05)
+        for process in self._started:  # one that is just dying has no environment any more, and is no zombie yet
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
         return left
+
+
+def beside(count: int, calls: Sequence[Callable[[], _Result]]) -> list[_Result]:
+    """All calls, ``count`` at once; their results in order. Ctrl-C ends them all."""
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            STOP.set()
+            for future in futures:
+                future.cancel()
+            raise

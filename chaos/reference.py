@@ -5,18 +5,21 @@ from pathlib import Path
 from random import Random
 
 from chaos.client import Client
-from chaos.cluster import Cluster, ClusterError, ClusterOptions
+from chaos.cluster import Cluster, ClusterError
 from chaos.history import History
+from chaos.place import ClusterOptions
 from chaos.workload import Answer, Case, Catalogue, Size, make_catalogue
 from storage.records import JobStatus
 
 _PATIENCE = 120.0
+_FIRST_START = 600.0  #: it compiles the kernels
 
 
 def reference(place: Path, options: ClusterOptions, rng: Random, size: Size, count: int) -> Catalogue:
     """Make a catalogue and answer it. Alone in its batch each time, so that every later batch is held against a batch of one."""
     with Cluster(place, options) as cluster:
-        cluster.serve()
+        cluster.serve(wait=False)
+        cluster.wait_ready(_FIRST_START)
         client = Client("reference", cluster.url, History(), rng, threading.Event())
         catalogue = make_catalogue(rng, size, count, lambda cases: [_answer(client, case) for case in cases])
         client.close()

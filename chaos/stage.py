@@ -1,24 +1,32 @@
 """One run of one scenario: a cluster under load, a script of faults, then calm, the dump, and every guarantee."""
 
 import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from chaos.cluster import Cluster, ClusterOptions, Engine
-from chaos.dump import COUNTERS, Dump, EngineGauges, Metrics, dump_jobs, dump_store, pool_files
-from chaos.faults import Fault, Proof, inflict
+from chaos.client import Client
+from chaos.cluster import Cluster
+from chaos.dump import COUNTERS, Dump, EngineGauges, Metrics, dump_jobs, dump_store, pool_files, verify_findings
+from chaos.faults.base import Fault, Proof, inflict
 from chaos.guarantees import Checker, Run, Violation, check
 from chaos.history import FaultRecord, History
+from chaos.place import ClusterOptions, Engine, fired_failpoints
+from chaos.points import count_points
 from chaos.processes import Timeout, wait_until
 from chaos.traffic import Traffic
 from chaos.workload import Case, Catalogue
+from storage.findings import Finding
+from storage.records import JobStatus
 
 #: After the last fault every job must end within this time (I8's T), whatever the model's speed here makes of it.
 END_TIMEOUT = 180.0
-_IDLE_TIMEOUT = 10.0
+_IDLE_TIMEOUT = 60.0  #: a slow disk has pages to write behind the last job
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class Outcome:
     tokens: int  #: received by clients
     problems: tuple[str, ...] = ()  #: what makes a run worthless or failed besides a violation
     notes: tuple[str, ...] = ()
+    failpoints: Counter[str] = field(default_factory=Counter)  #: how often each named point fired
 
     @property
     def good(self) -> bool:
@@ -47,6 +56,8 @@ class Stage:
     catalogue: Catalogue
     extra: list[Violation] = field(default_factory=list)  #: found by the script itself
     notes: list[str] = field(default_factory=list)
+    #: what must outlive the cluster: file systems, proxies. Closed when its processes are dead
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _start: dict[str, tuple[Engine, EngineGauges]] = field(default_factory=dict)
     _cases: dict[str, str] = field(default_factory=dict)  #: job id -> case, of all traffic so far
 
@@ -66,6 +77,17 @@ class Stage:
         """Until clients received ``tokens`` more than now, or than ``since``. Raises Timeout."""
         goal = (self.history.tokens if since is None else since) + tokens
         wait_until(lambda: self.history.tokens >= goal, timeout, f"{tokens} more tokens for the clients")
+
+    @contextlib.contextmanager
+    def stopped(self, role: str, seconds: float) -> Iterator[None]:
+        """SIGSTOP around the block, and for ``seconds`` behind it; 0: not at all."""
+        pid = self.cluster.signal(role, signal.SIGSTOP) if seconds else 0
+        try:
+            yield
+            time.sleep(seconds)
+        finally:
+            if pid:
+                self.cluster.family.signal(pid, signal.SIGCONT)
 
     # --- engines ------------------------------------------------------------------------------------------------------
 
@@ -113,10 +135,30 @@ class Stage:
                 )
             self._cases.update(traffic.accepted)
 
+    def client(self, name: str) -> Client:
+        """One more client, for a script that submits by itself; give what it submitted to ``judge``."""
+        return Client(name, self.cluster.url, self.history, Random(self.rng.randrange(1 << 60)), threading.Event())
+
+    def judge(self, jobs: Mapping[str, str]) -> None:
+        """Jobs (id -> name of its case) that ``finish`` is to judge as those of traffic."""
+        self._cases.update(jobs)
+
+    def wait_ended(self, jobs: Collection[str], timeout: float = END_TIMEOUT) -> None:
+        """Until all of these jobs are terminal. Raises Timeout."""
+        left = set(jobs)
+
+        def ended() -> bool:
+            left.difference_update(
+                job_id for job_id, job in dump_jobs(self.cluster.url, left).items() if JobStatus(job.status).terminal
+            )
+            return not left
+
+        wait_until(ended, timeout, f"the end of {len(left)} jobs", pause=0.3)
+
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self, more: Sequence[Checker]) -> Outcome:
-        """With the service up and idle: dump and judge."""
+        """With the service up and idle: dump, end it, and judge."""
         dump = self._dump()
         run = Run(self.history, dump, self._cases, self.catalogue.answers)
         violations = (*self.extra, *check(run, more))
@@ -136,7 +178,16 @@ class Stage:
                 counters[counter] += metrics[counter]
         stored = dump_store(self.cluster.redis_url)
         files = {engine.name: pool_files(engine.data_dir) for engine, _ in self._start.values()}
-        return Dump(dump_jobs(self.cluster.url, self._cases), stored, idle, files, counters)
+        jobs = dump_jobs(self.cluster.url, self._cases)
+        return Dump(jobs, stored, idle, files, counters, self._verify())
+
+    def _verify(self) -> dict[str, tuple[Finding, ...]]:
+        beside = verify_findings(self.cluster.verify())
+        self.cluster.stop_all_but_redis()
+        after = verify_findings(self.cluster.verify())
+        if self.cluster.pid("redis") is None and (left := self.cluster.family.living()):
+            self.violate("I12", "verify left processes behind", evidence=str(left))
+        return {"beside the service": beside, "after its end": after}
 
 
 def engine_url(engine: Engine) -> str:
@@ -158,13 +209,15 @@ def perform(
 ) -> Outcome:
     """Run ``script`` with ``faults`` faults on a cluster of its own. Whatever goes wrong is an outcome, never silence."""
     history = History(place / "history.jsonl")
-    with Cluster(place, options) as cluster:
-        stage = Stage(cluster, history, rng, catalogue)
+    with contextlib.ExitStack() as resources, Cluster(place, options) as cluster:
+        own = Catalogue(dict(catalogue.cases), dict(catalogue.answers))
+        stage = Stage(cluster, history, rng, own, resources=resources)
         try:
             script(stage, faults)
             outcome = stage.finish(checkers)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             outcome = Outcome(tuple(stage.extra), tuple(history.all(FaultRecord)), len(stage._cases), history.tokens, (problem,))
+        outcome = replace(outcome, failpoints=count_points(fired_failpoints(cluster.failpoint_log)))
     history.close()
     return outcome

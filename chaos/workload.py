@@ -3,6 +3,7 @@
 A job's tokens depend on the job alone, so one reference serves every run of a case, whoever shares its batch and whatever dies.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -12,7 +13,19 @@ _WORDS = """
     server sentence token page engine log truth cache kill restart stream client cursor commit fence pool crash resume quiet
     river Zwölf Boxkämpfer naïve façade 東京 emoji 🙂 over under between before after never always seven eleven hundred
 """.split()  # noqa: SIM905
+POISON_TOKEN = 509  #: no prompt of the catalogue begins with it
 _COMMON_PREFIX = 96  #: token ids that some prompts share, so that pages are found by identity and not only by owner
+_BOUND = 2  #: cases whose text must be JSON
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 8, "maxLength": 10},
+        "tags": {"type": "array", "items": {"enum": ["new", "old"]}, "minItems": 2, "maxItems": 4},
+        "age": {"type": "integer", "minimum": 100, "maximum": 9999},
+    },
+    "required": ["name", "tags", "age"],
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,13 @@ class Catalogue:
         self.cases[case.name] = case
         self.answers[case.name] = answer
 
+    def shortest(self, count: int) -> list[Case]:
+        """Those whose text must be JSON, and of the others the shortest: for a kill at every token."""
+        ordered = sorted(
+            self.cases.values(), key=lambda case: ("response_format" not in case.body, len(self.answers[case.name].token_ids))
+        )
+        return ordered[:count]
+
     def longest(self, count: int) -> list[Case]:
         """The cases that run longest: for scenarios in which no job may end before the fault."""
         ordered = sorted(self.cases.values(), key=lambda case: -len(self.answers[case.name].token_ids))
@@ -103,6 +123,18 @@ def with_stop(case: Case, answer: Answer, rng: Random) -> Case | None:
     return replace(case, name=case.name + "-stop", body={**case.body, "stop": [text[at : at + 4]]})
 
 
+def make_bound_case(rng: Random, number: int) -> Case:
+    """A case whose text must be JSON of some 40 tokens."""
+    body: dict[str, Any] = {
+        "prompt": " ".join(rng.choice(_WORDS) for _ in range(6)),
+        "max_tokens": 100,
+        "temperature": rng.choice([0.6, 0.9]),
+        "seed": rng.randrange(1 << 40),
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}},
+    }
+    return Case(f"{number:02d}-json", body)
+
+
 def make_catalogue(rng: Random, size: Size, count: int, run: Callable[[list[Case]], list[Answer]]) -> Catalogue:
     """``run`` answers cases without any fault."""
     catalogue = Catalogue()
@@ -112,5 +144,9 @@ def make_catalogue(rng: Random, size: Size, count: int, run: Callable[[list[Case
     chosen = rng.sample(cases, k=max(1, count // 5))
     stopped = [stop for case in chosen if (stop := with_stop(case, catalogue.answers[case.name], rng)) is not None]
     for case, answer in zip(stopped, run(stopped), strict=True):
+        catalogue.add(case, answer)
+    bound = [make_bound_case(rng, number) for number in range(_BOUND)]
+    for case, answer in zip(bound, run(bound), strict=True):
+        json.loads(answer.text)  # every answer is held against this one, so all of them are JSON when it is
         catalogue.add(case, answer)
     return catalogue

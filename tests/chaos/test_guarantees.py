@@ -7,9 +7,10 @@ import pytest
 
 from chaos.dump import Dump, EngineGauges, LogRow, StoredJob
 from chaos.guarantees import Run, check, check_undisturbed
-from chaos.history import Call, Event, History, JobSeen, Record, StreamClosed, StreamOpened
+from chaos.history import Call, Event, FaultRecord, History, JobSeen, Record, StreamClosed, StreamOpened
 from chaos.workload import Answer
 from storage import chain
+from storage.findings import Check, Finding, Severity
 
 JOB, CASE = "job_1", "greedy"
 TOKENS, TEXTS = (11, 12, 13, 14), ("a", "b", "", "cd")
@@ -50,7 +51,12 @@ def good_history() -> list[Record]:
         Event("c0", JOB, 2, 15.0, "done", 5),
         StreamClosed("c0", JOB, 2, 15.1, "terminal"),
         call("get", 16.0, FINAL),
+        FaultRecord("bit flip in host page 3", 13.0, 13.1, True, "bit 7", ("host page 3",)),
     ]
+
+
+def _bad_page(page: int) -> Finding:
+    return Finding(Severity.REPAIRABLE, Check.PAGE, f"host page {page}", "its bytes do not have the checksum of its entry")
 
 
 def run_of(records: list[Record], **changes: object) -> Run:
@@ -60,6 +66,7 @@ def run_of(records: list[Record], **changes: object) -> Run:
         idle={"engine": (IDLE, IDLE)},
         pool_files={"engine": ("pool.safetensors",)},
         counters={},
+        verified={"after its end": (Finding(Severity.NOTE, Check.FILE, "notes.txt", "is not a file of ours"), _bad_page(3))},
     )
     return Run(History.of(records), replace(dump, **changes), {JOB: CASE}, {CASE: RIGHT})
 
@@ -194,6 +201,12 @@ PLANTED: dict[str, tuple[str, str, Callable[[], Run]]] = {
         "cancel was answered with a job that is in_progress",
         lambda: run_of([*good_history(), call("cancel", 11.0, JobSeen("in_progress", TOKENS[:2], "ab"))]),
     ),
+    "damage": (
+        "I11",
+        "after: a hole",
+        lambda: run_of(good_history(), verified={"after": (Finding(Severity.DAMAGE, Check.LOG, JOB, "a hole"),)}),
+    ),
+    "a bad page that no fault made": ("I11", "checksum", lambda: run_of(good_history(), verified={"after": (_bad_page(13),)})),
 }
 
 

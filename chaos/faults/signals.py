@@ -1,49 +1,15 @@
-"""What is done to the service. Each fault can prove that it happened: a run whose fault did not fire is a failed run."""
+"""Signals to processes, and second starts."""
 
-import json
-import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from random import Random
-from typing import Any, Protocol
 
-from chaos.cluster import Cluster, Engine, fired_failpoints
-from chaos.history import FaultRecord, History, now
-from chaos.processes import Timeout, wait_until
+from chaos.cluster import Cluster
+from chaos.faults.base import DRAIN_TIMEOUT, FOLLOW_TIMEOUT, Proof
+from chaos.place import Engine
+from chaos.processes import wait_until
 from service.processes import Exit
-
-#: Death by the parent's death: the kernel tells at once, a busy machine takes its time.
-FOLLOW_TIMEOUT = 5.0
-#: An orderly end takes at most this long (the drain), and a little more on a loaded machine.
-DRAIN_TIMEOUT = 25.0
-FAILPOINT_TIMEOUT = 90.0
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    fired: bool
-    text: str
-
-
-class Fault(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    def apply(self, cluster: Cluster) -> Proof: ...
-
-
-def inflict(fault: Fault, cluster: Cluster, history: History) -> Proof:
-    """Apply and record. What does not come true in time is a fault that did not fire."""
-    started = now()
-    try:
-        proof = fault.apply(cluster)
-    except Timeout as problem:
-        proof = Proof(False, str(problem))
-    history.add(FaultRecord(fault.name, started, now(), proof.fired, proof.text))
-    return proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +97,11 @@ class SecondStart:
         roles = ("supervisor", "engine", "api", "redis")
         before = {role: cluster.require_pid(role) for role in roles}
         codes = []
-        for second in (cluster.serve_again_beside, cluster.engine_again_beside):
-            done = second()
+        for second in (cluster.serve_to_the_end, cluster.engine_again_beside):
+            try:
+                done = second()
+            except subprocess.TimeoutExpired as running:
+                return Proof(False, f"a second start was not refused: it still ran after {running.timeout:g} s")
             codes.append(done.returncode)
             if done.returncode != Exit.CONFIG:
                 return Proof(False, f"a second start ended with {done.returncode}: {done.stderr[-300:]}")
@@ -175,71 +144,3 @@ class KillForGood:
         pid = cluster.signal(self.engine.name, signal.SIGKILL)
         wait_until(lambda: cluster.family.gone(pid), FOLLOW_TIMEOUT, f"the end of {self.engine.name}")
         return Proof(True, f"{self.engine.name} {pid} is dead")
-
-
-@dataclass(frozen=True, slots=True)
-class Failpoint:
-    """The engine kills itself at a named point, at its n-th hit in this life. Points of the drain are reached through SIGTERM."""
-
-    point: str
-    hit: int
-    drain: bool = False
-    before_drain: Callable[[], None] | None = None
-
-    @property
-    def name(self) -> str:
-        return f"failpoint {self.point}@{self.hit}"
-
-    def apply(self, cluster: Cluster) -> Proof:
-        before = len(fired_failpoints(cluster.failpoint_log))
-        cluster.start_engine(failpoints=f"{self.point}=kill@{self.hit}")
-        engine = cluster.main.name
-        pid = cluster.require_pid(engine)
-        if self.drain:
-            if self.before_drain is not None:
-                self.before_drain()
-            cluster.family.signal(pid, signal.SIGTERM)
-        try:
-            code = cluster.wait_exit(engine, FAILPOINT_TIMEOUT)
-        except Timeout:
-            cluster.family.signal(pid, signal.SIGKILL)
-            cluster.wait_exit(engine, FOLLOW_TIMEOUT)
-            return Proof(False, f"{self.name} was not reached in {FAILPOINT_TIMEOUT:g} s")
-        lines = fired_failpoints(cluster.failpoint_log)[before:]
-        fired = lines == [f"{self.point} kill {pid}"] and code == -signal.SIGKILL
-        return Proof(fired, f"log: {lines}, engine {pid} ended with {code}")
-
-
-@dataclass(frozen=True, slots=True)
-class FlipBit:
-    """One bit of one page in the pool file, while nobody runs. ``page``: a host page that an entry of the pool's table names."""
-
-    page: int
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"bit flip in host page {self.page}"
-
-    def apply(self, cluster: Cluster) -> Proof:
-        if left := cluster.family.living():
-            return Proof(False, f"still running: {left}")
-        path = cluster.main.data_dir / "pool.safetensors"
-        begin, size = page_extent(path, self.page)
-        bit = Random(self.seed).randrange(size * 8)
-        with open(path, "r+b") as pool:
-            before = os.pread(pool.fileno(), 1, begin + bit // 8)
-            os.pwrite(pool.fileno(), bytes([before[0] ^ (1 << bit % 8)]), begin + bit // 8)
-            after = os.pread(pool.fileno(), 1, begin + bit // 8)
-        return Proof(before != after, f"bit {bit} of page {self.page}: byte {before.hex()} -> {after.hex()}")
-
-
-def page_extent(path: Path, page: int) -> tuple[int, int]:
-    """(offset in the file, bytes) of a host page, by the file's own header: any safetensors reader knows as much."""
-    with open(path, "rb") as pool:
-        header_size = int.from_bytes(pool.read(8), "little")
-        header: dict[str, Any] = json.loads(pool.read(header_size))
-    tensor = header["kv_pages"]
-    begin, end = tensor["data_offsets"]
-    size = (end - begin) // tensor["shape"][0]
-    return 8 + header_size + begin + page * size, size
