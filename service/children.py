@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 
 from service.processes import Exit, spawn, write_pid_file
 
@@ -95,6 +95,7 @@ class Child:
     environment: Mapping[str, str]
     run_dir: Path
     tell_last_exit: bool = False
+    inherits: tuple[int, ...] = ()  #: descriptors of ours that it gets: with them, another one can run beside it
     process: subprocess.Popen[bytes] | None = None
     start_at: float = 0.0  #: monotonic; when it is to be started (again)
     _last_exit: LastExit = LastExit.BENIGN  #: before the first start: the supervisor or the machine went away, no crash of ours
@@ -106,19 +107,37 @@ class Child:
     def running(self) -> bool:
         return self.process is not None
 
-    def start(self, death_pipe: int) -> None:
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    def start(self, death_pipe: int, *, ready_fd: int | None = None) -> None:
+        """``ready_fd``: it is to write there when it is ready."""
         refusal_file(self.run_dir, self.name).unlink(missing_ok=True)
-        told = ["--last-exit", self._last_exit] if self.tell_last_exit else []
+        command = [*self.command, *(["--last-exit", self._last_exit] if self.tell_last_exit else [])]
+        inherits = self.inherits
+        if ready_fd is not None:
+            command, inherits = [*command, "--ready-fd", str(ready_fd)], (*inherits, ready_fd)
         self._started, self._oom_kills = time.monotonic(), oom_kills()
-        self.process = spawn([*self.command, *told], environment=self.environment, death_pipe=death_pipe)
-        write_pid_file(self.run_dir / f"{self.name}.pid", self.process.pid)
+        self.process = spawn(command, environment=self.environment, death_pipe=death_pipe, pass_fds=inherits)
+        self.name_pid()
+
+    def another(self) -> "Child":
+        """The same, not started."""
+        return Child(self.name, self.command, self.environment, self.run_dir, self.tell_last_exit, self.inherits)
+
+    def name_pid(self) -> None:
+        if self.process is not None:
+            write_pid_file(self._pid_file, self.process.pid)
 
     def reap(self) -> Death | None:
         """The death since the last call, if there was one; plans the next start."""
         if self.process is None or (code := self.process.poll()) is None:
             return None
+        with contextlib.suppress(OSError, ValueError):
+            if int(self._pid_file.read_text()) == self.process.pid:  # else it names the one that runs in its place
+                self._pid_file.unlink()
         self.process = None
-        (self.run_dir / f"{self.name}.pid").unlink(missing_ok=True)
         self._last_exit = classify(code, oom_killed=oom_kills() > self._oom_kills)
         now = time.monotonic()
         pause = self._backoff.next_pause(now - self._started, self._last_exit)
@@ -127,6 +146,14 @@ class Child:
         with contextlib.suppress(OSError):
             refusal = refusal_file(self.run_dir, self.name).read_text().strip()
         return Death(code, self._last_exit, pause, refusal)
+
+    def signal(self, number: Signals) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.run_dir / f"{self.name}.pid"
 
 
 def refusal_file(run_dir: Path, name: str) -> Path:

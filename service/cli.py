@@ -3,18 +3,28 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from engine.errors import ModelError
+from engine.errors import CacheFolderUnusable, ModelError
+from service.batch_commands import batch_app
 from service.children import LastExit, refusal_file
 from service.client_commands import jobs_app, submit
-from service.errors import RedisNotRunning, ServiceError, Stopped
+from service.errors import RedisNotRunning, ServiceError, SettingsError, Stopped
 from service.flags import with_settings
-from service.processes import Exit, FileLock, die_with_parent, harden, prepare_directory, write_pid_file
+from service.processes import (
+    Exit,
+    FileLock,
+    check_surroundings,
+    die_with_parent,
+    harden,
+    prepare_directory,
+    write_pid_file,
+    write_private,
+)
 from service.settings import LoadedSettings, Settings
 from service.version import own_version
 from storage.errors import StorageError
@@ -31,14 +41,23 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Settings.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys", rich_help_panel="Operation")
 app.add_typer(jobs_app, name="jobs", rich_help_panel="Client")
+app.add_typer(batch_app, name="batch", rich_help_panel="Client")
 app.command(rich_help_panel="Client")(submit)
 
 #: What ends a command with a message instead of a traceback.
-Refusals = (ServiceError, StorageError, ModelError)
+Refusals = (ServiceError, StorageError, ModelError, CacheFolderUnusable)
 
 DeathPipe = Annotated[int | None, typer.Option(hidden=True, help="Descriptor whose end of file is the supervisor's death.")]
 LockWait = Annotated[float, typer.Option(hidden=True, help="Seconds to wait for a lock that the process before us still holds.")]
+ListenFd = Annotated[int | None, typer.Option(hidden=True, help="The supervisor's listening socket; with it comes its lock.")]
+ReadyFd = Annotated[int | None, typer.Option(hidden=True, help="Pipe to write to once an API before us may retire.")]
+DemoControls = Annotated[
+    bool, typer.Option("--demo-controls", help="Give the dashboard a button that kills the engine. Only where --host is loopback.")
+]
+KillButton = Annotated[bool, typer.Option("--kill-button", hidden=True, help="Our parent is a supervisor that shows a demo.")]
 Told = Annotated[LastExit, typer.Option("--last-exit", hidden=True, help="How this engine's last life ended.")]
 
 
@@ -66,19 +85,28 @@ def _main(
 
 @app.command(rich_help_panel="Server")
 @with_settings()
-def serve(loaded: LoadedSettings) -> None:
+def serve(loaded: LoadedSettings, demo_controls: DemoControls = False) -> None:
     """Run everything: the embedded Redis (unless --redis-url), the engine and the API; start again what dies."""
     _start_logging(loaded.settings, "supervisor")
+    check_surroundings()
     from service.supervisor import serve as run
 
-    raise typer.Exit(run(loaded.settings))
+    raise typer.Exit(run(loaded.settings, demo_controls=demo_controls))
 
 
 @app.command(rich_help_panel="Server")
 @with_settings()
-def api(loaded: LoadedSettings, death_pipe: DeathPipe = None, lock_wait: LockWait = 0.0) -> None:
+def api(
+    loaded: LoadedSettings,
+    death_pipe: DeathPipe = None,
+    lock_wait: LockWait = 0.0,
+    listen_fd: ListenFd = None,
+    ready_fd: ReadyFd = None,
+    kill_button: KillButton = False,
+) -> None:
     """Run the API alone. Uses the Redis of --redis-url, or the embedded one that serves the data directory."""
-    _as_process("api", loaded.settings, death_pipe, lock_wait, _run_api)
+    wait = lock_wait if listen_fd is None else None
+    _as_process("api", loaded.settings, death_pipe, wait, lambda settings: _run_api(settings, listen_fd, ready_fd, kill_button))
 
 
 @app.command(rich_help_panel="Server")
@@ -90,10 +118,11 @@ def engine(
     _as_process("engine", loaded.settings, death_pipe, lock_wait, lambda settings: _run_engine(settings, last_exit, lock_wait))
 
 
-def _run_api(settings: Settings) -> int:
+def _run_api(settings: Settings, listen_fd: int | None, ready_fd: int | None, kill_button: bool) -> int:
     from service.api.server import run
+    from service.supervisor import ask_to_kill_engine
 
-    return run(settings)
+    return run(settings, listen_fd, ready_fd, ask_to_kill_engine if kill_button else None)
 
 
 def _run_engine(settings: Settings, last_exit: LastExit, lock_wait: float) -> int:
@@ -102,23 +131,31 @@ def _run_engine(settings: Settings, last_exit: LastExit, lock_wait: float) -> in
     return run(settings, last_exit=last_exit.value, lock_wait=lock_wait)
 
 
-def _as_process(name: str, settings: Settings, death_pipe: int | None, lock_wait: float, run: Callable[[Settings], int]) -> None:
-    """What api and engine share: tied to their parent, logging, a pid file, a last word for the supervisor when they refuse."""
+def _as_process(
+    name: str, settings: Settings, death_pipe: int | None, lock_wait: float | None, run: Callable[[Settings], int]
+) -> None:
+    """What api and engine share: tied to their parent, logging, a pid file, a last word for the supervisor when they refuse.
+
+    ``lock_wait`` None: the supervisor holds the lock for us, and wrote the pid file.
+    """
     if death_pipe is not None:
         die_with_parent(death_pipe)
     _start_logging(settings, name)
+    check_surroundings()
     prepare_directory(settings.data_dir)
     run_dir = prepare_directory(settings.run_dir)
-    lock = FileLock(run_dir / f"{name}.lock", f"an {name} on {settings.data_dir}")
     try:
-        # The lock comes before the pid file: a second one, refused, took the first one's file away with it.
-        with lock.acquire(lock_wait), _pid_file(run_dir / f"{name}.pid", keep=death_pipe is not None):
+        with ExitStack() as held:
+            if lock_wait is not None:
+                # The lock comes before the pid file: a second one, refused, took the first one's file away with it.
+                held.enter_context(FileLock(run_dir / f"{name}.lock", f"an {name} on {settings.data_dir}").acquire(lock_wait))
+                held.enter_context(_pid_file(run_dir / f"{name}.pid", keep=death_pipe is not None))
             code = run(_with_redis(settings))
     except Stopped:
         code = Exit.OK
     except Refusals as error:
         if death_pipe is not None:
-            refusal_file(run_dir, name).write_text(str(error))
+            write_private(refusal_file(run_dir, name), str(error))
         raise
     raise typer.Exit(code)
 
@@ -164,9 +201,6 @@ def _start_logging(settings: Settings, process: str) -> None:
 def recover(
     loaded: LoadedSettings,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be done: exactly what `serve` will do.")] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check every page and every log, not only those that are needed.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     release: Annotated[bool, typer.Option("--release", help="Give this engine's jobs back to the queue.")] = False,
     fail: Annotated[str | None, typer.Option("--fail", metavar="JOB", help="End this job as failed.")] = None,
@@ -179,9 +213,22 @@ def recover(
     from service.recover_command import Options
     from service.recover_command import main as run
 
-    options = Options(dry_run=dry_run, verify=verify, as_json=as_json, release=release, fail=fail, accept_store=accept_store)
+    options = Options(dry_run=dry_run, as_json=as_json, release=release, fail=fail, accept_store=accept_store)
     code = run(loaded.settings, options)
     raise typer.Exit(code)
+
+
+@app.command(rich_help_panel="Operation")
+@with_settings("data_dir", "redis_url")
+def verify(loaded: LoadedSettings, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check everything durable: every log, every page, every key. Changes nothing; needs no model.
+
+    Exit code 0: nothing found, or notes only; 1: what costs time or space, never a token; 2: damage; 78: could not check.
+    """
+    _start_logging(loaded.settings, "verify")
+    from service.verify_command import main as run
+
+    raise typer.Exit(run(loaded.settings, as_json=as_json))
 
 
 @app.command(rich_help_panel="Operation")
@@ -202,6 +249,20 @@ def demo(
     from service.demo import run
 
     raise typer.Exit(run(model, keep))
+
+
+@keys_app.command("add")
+@with_settings("api_keys_file")
+def keys_add(
+    loaded: LoadedSettings, tenant: Annotated[str, typer.Argument(help="Whose key: jobs and cached pages are this name's alone.")]
+) -> None:
+    """Print a new API key, this once, and add its hash to the file of keys. Counts at once; to revoke it, remove its line."""
+    from service.api_keys import add_key
+
+    path = loaded.settings.api_keys_file
+    if path is None:
+        raise SettingsError("there is no file to add a key to", "name one with --api-keys-file or MIDSENTENCE_API_KEYS_FILE")
+    print(add_key(path, tenant))
 
 
 @config_app.command("show")

@@ -13,6 +13,7 @@ import httpx
 from httpx_sse import ServerSentEvent, SSEError, connect_sse
 
 from service.errors import ServiceError
+from service.settings import is_loopback
 
 TERMINAL_EVENTS = frozenset({"done", "failed", "cancelled"})
 _TRY_AGAIN = frozenset({429, 502, 503, 504})
@@ -40,13 +41,16 @@ class Event:
 class JobClient:
     """``patience``: seconds without any answer after which a call gives up. One connection pool; not thread safe."""
 
-    def __init__(self, url: str, *, patience: float = 600.0, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self, url: str, *, api_key: str = "", patience: float = 600.0, transport: httpx.BaseTransport | None = None
+    ) -> None:
         self.url = url.rstrip("/")
         self._patience = patience
         self._http = httpx.Client(
             base_url=self.url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
             timeout=httpx.Timeout(10.0, read=45.0),  # the server sends a comment every 15 s
-            trust_env=not _is_loopback(url),  # a proxy variable must not catch what goes to this machine
+            trust_env=not is_loopback(urlsplit(url).hostname or ""),  # a proxy variable must not catch what goes to this machine
             transport=transport,
         )
 
@@ -110,15 +114,19 @@ class JobClient:
         self.close()
 
     def _answer(self, method: str, path: str, **how: Any) -> dict[str, Any]:
+        return self._ask(lambda: self._http.request(method, path, **how))
+
+    def _ask(self, send: Callable[[], httpx.Response]) -> dict[str, Any]:
+        """``send``, again and again, until there is an answer or patience is over."""
         waiting = _Waiting(self._patience)
         while True:
             try:
-                response = self._http.request(method, path, **how)
+                response = send()
             except httpx.TransportError as error:
                 waiting.pause(f"{self.url} does not answer: {error or type(error).__name__}")
                 continue
             if response.status_code in _TRY_AGAIN and not waiting.over:
-                waiting.pause(_problem(response), _retry_after(response))
+                waiting.pause(problem_text(response), _retry_after(response))
                 continue
             _raise_for(response)
             answer: dict[str, Any] = response.json()
@@ -172,15 +180,17 @@ def _raise_for(response: httpx.Response) -> None:
     if response.is_success:
         return
     response.read()
-    raise ClientError(_problem(response))
+    raise ClientError(problem_text(response))
 
 
-def _problem(response: httpx.Response) -> str:
+def problem_text(response: httpx.Response) -> str:
     """What a problem+json answer says; the bare status when it is something else (a proxy's page)."""
     try:
         problem = response.json()
+        if isinstance(problem.get("error"), dict):  # OpenAI's form
+            return str(problem["error"]["message"])
         return str(problem.get("detail") or problem.get("title") or problem)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, KeyError):
         return f"{response.url} answers {response.status_code} {response.reason_phrase}"
 
 
@@ -189,8 +199,3 @@ def _retry_after(response: httpx.Response) -> float:
         return float(response.headers.get("Retry-After", "0"))
     except ValueError:
         return 0.0
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")

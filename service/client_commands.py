@@ -28,7 +28,16 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 def connect(url: str | None, *, patience: float) -> "JobClient":
     from service.client import JobClient
 
-    return JobClient(url or load_settings().settings.client_url, patience=patience)
+    return JobClient(client_url(url), api_key=api_key(), patience=patience)
+
+
+def client_url(url: str | None) -> str:
+    return url or load_settings().settings.client_url
+
+
+def api_key() -> str:
+    """No flag: what stands on a command line, everybody on this machine can read."""
+    return os.environ.get("MIDSENTENCE_API_KEY", "")
 
 
 def submit(
@@ -87,7 +96,7 @@ def list_jobs(
 
     with connect(url, patience=0.0) as client:
         page = client.jobs(status=status, limit=limit, cursor=cursor)
-    _print_json(page) if as_json else print_jobs(page)
+    print_json(page) if as_json else print_jobs(page)
 
 
 @jobs_app.command("show")
@@ -97,7 +106,7 @@ def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
 
     with connect(url, patience=0.0) as client:
         job = client.job(job_id)
-    _print_json(job) if as_json else print_job(job)
+    print_json(job) if as_json else print_job(job)
 
 
 @jobs_app.command("tail")
@@ -136,7 +145,7 @@ def _follow(client: "JobClient", job_id: str, *, as_json: bool, after: int = 0, 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     if as_json:
-        _print_json(client.job(job_id))
+        print_json(client.job(job_id))
     return Exit.FAILED if view.failed else Exit.OK
 
 
@@ -155,5 +164,5 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     return sys.stdin.read()
 
 
-def _print_json(value: dict[str, Any]) -> None:
+def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -13,7 +13,7 @@ from service.client import TERMINAL_EVENTS, Event
 
 #: A model may write escape sequences; a terminal must not obey them.
 _UNSAFE = dict.fromkeys((*range(9), *range(11, 32), 127, *range(128, 160)))
-_STATUS_STYLE = {"completed": "green", "incomplete": "green", "in_progress": "cyan", "failed": "red", "cancelled": "yellow"}
+STATUS_STYLE = {"completed": "green", "incomplete": "green", "in_progress": "cyan", "failed": "red", "cancelled": "yellow"}
 
 
 def terminal_safe(text: str) -> str:
@@ -112,13 +112,13 @@ def print_jobs(page: dict[str, Any]) -> None:
     for job in page["data"]:
         table.add_row(
             job["id"],
-            Text(job["status"], style=_STATUS_STYLE.get(job["status"], "")),
+            Text(job["status"], style=STATUS_STYLE.get(job["status"], "")),
             str(job["usage"]["completion_tokens"]),
-            _when(job["created_at"]),
+            when(job["created_at"]),
             str(job["recovery"]["count"] or ""),
             job["model"],
         )
-    _console().print(table)
+    console().print(table)
     if page.get("next_cursor"):
         print(f"more: midsentence jobs list --cursor {page['next_cursor']}", file=sys.stderr)
 
@@ -129,9 +129,9 @@ def print_job(job: dict[str, Any]) -> None:
         "job": job["id"],
         "status": job["status"] + (f": {error['message']} ({error['code']})" if error else ""),
         "model": job["model"],
-        "created": _when(job["created_at"]),
-        "started": _when(job["started_at"]),
-        "finished": _when(job["finished_at"]),
+        "created": when(job["created_at"]),
+        "started": when(job["started_at"]),
+        "finished": when(job["finished_at"]),
         "tokens": f"{usage['prompt_tokens']} prompt ({usage['cached_tokens']} cached), {usage['completion_tokens']} generated",
         "recovery": f"{again['count']} times, {again['pages_restored']} pages restored, {again['tokens_replayed']} tokens replayed",
         "finish": job["output"]["finish_reason"] or "",
@@ -139,18 +139,18 @@ def print_job(job: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in rows.items():
         table.add_row(Text(name, style="bold"), Text(value))
-    console = _console()
-    console.print(table)
+    terminal = console()
+    terminal.print(table)
     if job["output"]["text"]:
-        console.print()
+        terminal.print()
         text = job["output"]["text"]
-        print(terminal_safe(text) if console.is_terminal else text)
+        print(terminal_safe(text) if terminal.is_terminal else text)
 
 
-def _console() -> Console:
+def console() -> Console:
     """A pipe has no width: nothing is to be cut off there."""
     return Console(width=None if sys.stdout.isatty() else 200)
 
 
-def _when(seconds: float | None) -> str:
+def when(seconds: float | None) -> str:
     return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

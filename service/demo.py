@@ -82,7 +82,7 @@ def _wait(server: Stage, view: DemoView) -> None:
     view.begin_wait()
     server.wait_until_ready(lambda _why: view.tick())
     view.end_wait()
-    view.say(f"Ready after {time.monotonic() - began:.1f} s at {server.url}", "dim")
+    view.say(f"Ready after {time.monotonic() - began:.1f} s; its dashboard is at {server.url}", "dim")
 
 
 def _show(server: Stage, client: JobClient, view: DemoView) -> bool:

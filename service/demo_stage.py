@@ -38,7 +38,7 @@ class Stage:
         command = python_command("serve", "--data-dir", str(data_dir), "--model", model, "--port", str(port))
         with open(self.log_file, "ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--engine-port", str(engine_port), *_PAGES],
+                [*command, "--engine-port", str(engine_port), "--demo-controls", *_PAGES],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

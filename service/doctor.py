@@ -1,12 +1,15 @@
 """``midsentence doctor``: everything that a start would stumble over, checked beforehand, each with its fix."""
 
+import fcntl
 import importlib.util
 import os
 import platform
 import resource
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,14 +22,15 @@ from rich.text import Text
 from engine import model_source
 from engine.errors import ModelError
 from service import sizing
+from service.api_keys import ApiKeys
 from service.errors import RedisNotRunning, ServiceError
 from service.model_size import ModelSize, model_size
-from service.processes import Exit, FileLock
+from service.processes import Exit, lock_is_held
 from service.redis_server import MIN_FREE_DISK, EmbeddedRedis, binary_path
-from service.settings import MIB, LoadedSettings, Settings, redacted
+from service.settings import MIB, LoadedSettings, Settings, is_loopback, redacted
 from service.version import own_version
 from storage.errors import StorageError
-from storage.redis_store import RedisJobStore
+from storage.redis_store import SUBMIT_UP_TO, RedisJobStore
 
 #: statfs types on which neither flock nor mmap can be relied on, and one that does not outlive the machine.
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "fuse.glusterfs", "afs", "lustre"}
@@ -98,6 +102,12 @@ def _directory(settings: Settings) -> Iterator[Finding]:
             yield Finding("data directory", Status.OK, str(directory))
     else:
         yield Finding("data directory", Status.OK, f"{directory} will be made")
+    free = sizing.free_disk(place)
+    if free < MIN_FREE_DISK:
+        found = f"{free // MIB} MiB are free: the embedded Redis does not start with less than {MIN_FREE_DISK // MIB}"
+        yield Finding("free disk", Status.FAIL, found, "free some space, or choose another --data-dir")
+    if not locks_work(place):
+        yield Finding("locks", Status.FAIL, f"{place} lets two hold one lock (flock)", "use a local disk for --data-dir")
     kind = file_system(place)
     if kind in _NETWORK:
         yield Finding(
@@ -107,6 +117,24 @@ def _directory(settings: Settings) -> Iterator[Finding]:
         yield Finding("file system", Status.WARN, f"{kind}: gone when the machine restarts", "use a disk for --data-dir")
     else:
         yield Finding("file system", Status.OK, kind or "unknown")
+
+
+def _access(settings: Settings) -> Iterator[Finding]:
+    if settings.api_keys_file is not None:
+        try:
+            ApiKeys(settings.api_keys_file)
+            yield Finding("API keys", Status.OK, str(settings.api_keys_file))
+        except ServiceError as error:
+            yield Finding("API keys", Status.FAIL, error.message, error.hint)
+    elif settings.allow_anonymous and not is_loopback(settings.host):
+        found = f"none: whoever reaches {settings.host}:{settings.port} may read and end every job"
+        yield Finding("API keys", Status.WARN, found, "--api-keys-file; `midsentence keys add TENANT` makes it")
+    else:
+        yield Finding("API keys", Status.OK, f"none: {settings.host} serves this machine only")
+    cache = model_source.cache_folder().parent
+    if cache.exists() and cache.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        # Numba keeps compiled kernels there.
+        yield Finding("cache folder", Status.FAIL, f"others can write to {cache}, and so run code as us", f"chmod 700 {cache}")
 
 
 def _model(settings: Settings) -> Iterator[Finding]:
@@ -179,6 +207,11 @@ def _store(settings: Settings, url: str) -> Iterator[Finding]:
     try:
         info = store.server_info()
         yield Finding("Redis", Status.OK, f"{info.name} {info.version} at {redacted('redis_url', url)}")
+        if not info.aof_last_write_ok:
+            yield Finding("Redis log", Status.FAIL, "its last write to the append-only file failed", "see its log; free its disk")
+        if info.maxmemory and info.used_memory > SUBMIT_UP_TO * info.maxmemory:
+            found = f"{info.used_memory // MIB} of {info.maxmemory // MIB} MiB in use: new jobs are refused"
+            yield Finding("Redis memory", Status.WARN, found, "raise maxmemory, or shorten --retention-seconds")
         for warning in store.check_settings(settings.allow_weak_durability):
             yield Finding("Redis settings", Status.WARN, warning)
     except StorageError as error:
@@ -194,7 +227,7 @@ def _ports(settings: Settings) -> Iterator[Finding]:
         problem = _cannot_listen(settings.host, port)
         if problem is None:
             yield Finding(name, Status.OK, f"{settings.host}:{port} is free")
-        elif _is_running(settings):
+        elif lock_is_held(settings.run_dir / "supervisor.lock"):
             yield Finding(name, Status.OK, f"{settings.host}:{port} is in use, and a server of this data directory runs")
         else:
             flag = "--port" if name == "port" else "--engine-port"
@@ -211,7 +244,18 @@ def _limits(settings: Settings) -> Iterator[Finding]:
         yield Finding("user", Status.WARN, "root", "run as a user of its own")
 
 
-CHECKS: tuple[Check, ...] = (_installation, _directory, _model, _redis, _ports, _limits)
+CHECKS: tuple[Check, ...] = (_installation, _directory, _access, _model, _redis, _ports, _limits)
+
+
+def locks_work(directory: Path) -> bool:
+    """Whether a second opener of a locked file is refused: what keeps two engines off one pool. Leaves nothing behind."""
+    with tempfile.TemporaryFile(dir=directory) as first, open(f"/proc/self/fd/{first.fileno()}", "rb") as second:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def file_system(path: Path) -> str:
@@ -246,13 +290,3 @@ def _cannot_listen(host: str, port: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def _is_running(settings: Settings) -> bool:
-    path = settings.run_dir / "supervisor.lock"
-    if not path.exists():
-        return False
-    lock = FileLock(path, "a supervisor")
-    free = lock.try_acquire()
-    lock.release()
-    return not free

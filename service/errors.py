@@ -5,6 +5,7 @@ ServiceError
 ├── AlreadyRunning          another process holds the lock of this data directory
 ├── RegistrationRefused     the store knows this engine id under another model, or on a living machine
 ├── DirectoryError          the data directory cannot be used (full, not ours, not writable)
+├── LimitTooLow             the machine, or who started us, allows too little
 ├── PortInUse               another process listens where we are to listen
 └── RedisError
     ├── RedisStartFailed    the embedded Redis ended while starting (full disk, damaged AOF)
@@ -42,6 +43,10 @@ class RegistrationRefused(ServiceError):
 
 
 class DirectoryError(ServiceError):
+    pass
+
+
+class LimitTooLow(ServiceError):
     pass
 
 

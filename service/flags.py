@@ -66,4 +66,4 @@ def _metavar(annotation: object) -> str:
     if get_origin(annotation) is Literal:
         return "|".join(map(str, kinds))
     kind = kinds[0] if kinds else annotation
-    return "N" if kind is int else "SECONDS" if kind is float else "DIR" if kind is Path else "TEXT"
+    return "N" if kind is int else "SECONDS" if kind is float else "PATH" if kind is Path else "TEXT"

@@ -46,6 +46,10 @@ class ApiMetrics:
         self.engines_taken_over = Counter(
             "engines_taken_over", "Engines that this process judged to be dead.", namespace=PREFIX, registry=registry
         )
+        self.batches = Gauge("batches", "Batches in the store, by status.", ["status"], namespace=PREFIX, registry=registry)
+        self.batch_lines_fed = Counter(
+            "batch_lines_fed", "Lines of batches that this process made jobs of.", namespace=PREFIX, registry=registry
+        )
         self.jobs_purged = Counter(
             "jobs_purged", "Finished jobs deleted after the retention time.", namespace=PREFIX, registry=registry
         )

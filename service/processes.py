@@ -5,13 +5,16 @@ at end of file, which the kernel delivers however the parent died. PR_SET_PDEATH
 spawning *thread* ends, so children are spawned from the main thread alone.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,9 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from service.errors import AlreadyRunning, DirectoryError
+from service.errors import AlreadyRunning, DirectoryError, LimitTooLow
 from service.settings import OTHER_VARIABLES, PREFIX
 
+MIN_OPEN_FILES = 256  #: of one process: an engine takes 40, an api as many and one for each stream
 _PR_SET_PDEATHSIG = 1
 
 
@@ -31,24 +35,43 @@ class Exit(IntEnum):
 
     OK = 0
     FAILED = 1
-    USAGE = 2  #: an unknown flag
+    USAGE = 2  #: an unknown flag; from ``verify``: damage
     STEP_TIMEOUT = 70  #: EX_SOFTWARE: the engine ended itself because a step hung; counts as a crash
     CONFIG = 78  #: EX_CONFIG: configuration, store or lock refused; starting again would not help
 
 
 def harden() -> None:
-    """First thing in every process: files are ours alone, and no core dump holds anybody's prompt."""
+    """First thing in every process: files are ours alone, no core dump holds a prompt, as many descriptors as we may have."""
     os.umask(0o077)
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # each open stream takes one, and 1,024 is a common soft limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def check_surroundings() -> None:
+    """What no process of ours can do without. Raises LimitTooLow, DirectoryError, with the fix."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < MIN_OPEN_FILES:
+        raise LimitTooLow(f"a process may have {files} open files here, and needs {MIN_OPEN_FILES}", "ulimit -n 4096, or more")
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:  # torch asks for it as it is imported, and ends the engine with a traceback
+        raise DirectoryError(
+            "there is no directory for temporary files: neither TMPDIR nor /tmp nor /var/tmp can be written to",
+            "set TMPDIR to a directory that can",
+        ) from error
+
+
 def prepare_directory(path: Path) -> Path:
-    """Make the directory, 0700, if it is not there. Raises DirectoryError, with the fix, where it cannot be used."""
+    """Make the directory, 0700, if it is not there. Raises DirectoryError, with the fix, where it cannot be used or trusted."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except OSError as error:
         raise DirectoryError(f"cannot make the directory {path}: {error.strerror}", "choose another --data-dir") from error
+    if status.st_mode & stat.S_IWOTH:
+        raise DirectoryError(f"everybody can write to {path}: what lies there could be put there by others", f"chmod 700 {path}")
     if status.st_uid != os.geteuid():
         raise DirectoryError(
             f"{path} belongs to user {status.st_uid}, not to us ({os.geteuid()})", "chown it, or choose another --data-dir"
@@ -78,7 +101,10 @@ class FileLock:
         return self
 
     def try_acquire(self) -> bool:
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = private_opener(self.path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise DirectoryError(f"cannot open {self.path}: {error.strerror}", "it must be a file of ours, and no link") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -124,11 +150,38 @@ class FileLock:
         self.release()
 
 
+def private_opener(path: str | os.PathLike[str], flags: int) -> int:
+    """For ``open(..., opener=)`` on files of the data directory: ours alone, never through a symbolic link, not inherited."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Put a small file in place, whole. What lay there, a symbolic link too, is replaced and not written to."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    with open(beside, "x", encoding="utf-8", opener=private_opener) as file:
+        file.write(text)
+    os.replace(beside, path)
+
+
+def lock_is_held(path: Path) -> bool:
+    """Whether some process holds the ``flock`` on this file. Changes nothing: a FileLock would write its pid there."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def write_pid_file(path: Path, pid: int) -> None:
     """For people (and for tests that kill from outside): no code of ours signals by it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(f"{pid}\n")
-    os.replace(beside, path)
+    write_private(path, f"{pid}\n")
 
 
 def spawn(

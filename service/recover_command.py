@@ -1,29 +1,27 @@
 """``midsentence recover``: what a start would do, and the few decisions that only a person may take.
 
-``observe -> plan -> execute``. Without options it fails what cannot go on (damaged logs) and says what ``serve`` will do with the
-rest: replaying and restoring are the engine's work. Beside a living engine it only looks.
+``observe -> plan -> execute``. Without options it fails what cannot go on (damaged logs, jobs of a newer version) and says what
+``serve`` will do with the rest: replaying and restoring are the engine's work. Beside a living engine it only looks.
 """
 
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from recovery.observe import PoolReader, observe, open_pool, whole_log
+from recovery.observe import observe, open_pool
 from recovery.plan import Action, JobPlan, Plan, plan
-from recovery.sequences import LogDamaged, verify_log
+from service.borrowed_redis import borrowed_redis
 from service.errors import ServiceError
-from service.processes import Exit, FileLock
-from service.redis_server import EmbeddedRedis
+from service.processes import Exit, lock_is_held
 from service.settings import Settings
 from storage.job_store import JobStore
+from storage.pool_reader import PoolReader
 from storage.records import EngineRecord, StoreIdentity
 from storage.redis_store import RedisJobStore
 from storage.store_file import StoreFile, describe_wrong_store, judge, load_store_file, save_store_file
@@ -38,7 +36,6 @@ class RecoverError(ServiceError):
 @dataclass(frozen=True, slots=True)
 class Options:
     dry_run: bool = False
-    verify: bool = False
     as_json: bool = False
     release: bool = False
     fail: str | None = None
@@ -54,38 +51,22 @@ class Report:
     pool: dict[str, Any] | None = None
     jobs: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, int] = field(default_factory=dict)
-    verified: dict[str, Any] | None = None
     done: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def main(settings: Settings, options: Options) -> int:
-    """Print the report; 0, or 1 when a check found damage. Refusals are raised (exit code 78)."""
+    """Print the report; 0, or 1 when a page that a job needs is bad. Refusals are raised (exit code 78)."""
     if not settings.data_dir.is_dir():
         raise RecoverError(f"there is no data directory {settings.data_dir}", "name it with --data-dir")
-    with _redis(settings) as url:
-        store = RedisJobStore(url)
+    with borrowed_redis(settings) as borrowed:
+        store = RedisJobStore(borrowed.url)
         try:
             report, healthy = _recover(settings, store, options)
         finally:
             store.close()
     print(json.dumps(asdict(report), indent=2)) if options.as_json else _print(report, Console())
     return Exit.OK if healthy else Exit.FAILED
-
-
-@contextmanager
-def _redis(settings: Settings) -> Iterator[str]:
-    """The Redis of this directory: the one that runs, or one started under the lock and stopped again."""
-    if settings.redis_url is not None:
-        yield settings.redis_url
-        return
-    server = EmbeddedRedis(settings.data_dir)
-    url = server.start_or_attach()
-    try:
-        yield url
-    finally:
-        if server.started_here:
-            server.stop()
 
 
 def _recover(settings: Settings, store: RedisJobStore, options: Options) -> tuple[Report, bool]:
@@ -127,9 +108,6 @@ def _recover_engine(settings: Settings, store: RedisJobStore, options: Options, 
     planned = plan(seen)
     report.jobs = [asdict(job) for job in planned.jobs]
     report.summary = {action.value: sum(job.action is action for job in planned.jobs) for action in Action}
-    healthy = not planned.bad_pages
-    if options.verify:
-        healthy = _verify(store, pool, report) and healthy
     if alive:
         report.notes.append("the engine is running: nothing is changed beside it")
         if options.release or options.fail:
@@ -138,14 +116,14 @@ def _recover_engine(settings: Settings, store: RedisJobStore, options: Options, 
         _execute(store, options, engine, planned, report)
     if pool is not None:
         pool.close()
-    return healthy
+    return not planned.bad_pages
 
 
 def _execute(store: JobStore, options: Options, engine: EngineRecord, planned: Plan, report: Report) -> None:
     """Compare and set on what was observed: a job that changed meanwhile is skipped, not failed."""
     for job in planned.jobs:
         if job.action is Action.FAIL:
-            _fail(store, job, "log_damaged", job.reason, report)
+            _fail(store, job, job.code, job.reason, report)
     if options.fail is not None:
         known = next((job for job in planned.jobs if job.job_id == options.fail), None)
         if known is None:
@@ -180,12 +158,8 @@ def _accept(store: RedisJobStore, mark: StoreFile | None, path: Any, identity: S
 
 def _is_alive(settings: Settings, store: JobStore, engine: EngineRecord) -> bool:
     """Alive: somebody holds the supervisor's lock here, or the beat moves while we look."""
-    lock = settings.run_dir / "supervisor.lock"
-    if lock.exists():
-        held = FileLock(lock, "a supervisor")
-        if not held.try_acquire():
-            return True
-        held.release()
+    if lock_is_held(settings.run_dir / "supervisor.lock"):
+        return True
     deadline = time.monotonic() + _BEAT_WATCH
     while time.monotonic() < deadline:
         now = next((e for e in store.engines() if e.info.engine_id == engine.info.engine_id), None)
@@ -197,26 +171,6 @@ def _is_alive(settings: Settings, store: JobStore, engine: EngineRecord) -> bool
             return False
         time.sleep(0.25)
     return False
-
-
-def _verify(store: JobStore, pool: PoolReader | None, report: Report) -> bool:
-    """Check every page of the pool's table and every unfinished log."""
-    bad: list[int] = []
-    pages = 0
-    if pool is not None:
-        table = store.pool_table(pool.header.pool_id)
-        pages, bad = len(table), pool.bad_pages(table)
-    damaged = []
-    for job in report.jobs:
-        record = store.get(job["job_id"])
-        if record is None:
-            continue
-        try:
-            verify_log(record, (entry.token for entry in whole_log(store, record)))
-        except LogDamaged:
-            damaged.append(record.job_id)
-    report.verified = {"pages": pages, "bad_pages": bad, "logs": len(report.jobs), "damaged_logs": damaged}
-    return not bad and not damaged
 
 
 def _store_report(mark: StoreFile | None, identity: StoreIdentity | None) -> dict[str, Any]:
@@ -259,11 +213,5 @@ def _print(report: Report, console: Console) -> None:
             table.add_row(job["job_id"], job["action"], *map(str, numbers), job["reason"])
         console.print(table)
     console.print(", ".join(f"{count} {action}" for action, count in report.summary.items() if count) or "no unfinished jobs")
-    if report.verified is not None:
-        checked = report.verified
-        console.print(
-            f"verified {checked['pages']} pages ({len(checked['bad_pages'])} bad), "
-            f"{checked['logs']} logs ({len(checked['damaged_logs'])} damaged)"
-        )
     for line in report.done:
         console.print(line)

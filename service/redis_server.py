@@ -23,7 +23,7 @@ from urllib.parse import quote
 import redis
 
 from service.errors import RedisNotRunning, RedisStartFailed
-from service.processes import FileLock, prepare_directory, write_pid_file
+from service.processes import FileLock, prepare_directory, private_opener, write_pid_file, write_private
 from service.redis_checks import NotNow, connect, examine
 from service.settings import MIB
 from service.sizing import free_disk, memory_limit
@@ -87,7 +87,11 @@ class EmbeddedRedis:
         """Whether the server process exists: says nothing of whether it answers."""
         if self._child is not None:
             return self._child.poll() is None
-        return self._pidfd is not None and not select.select([self._pidfd], [], [], 0)[0]
+        if self._pidfd is None:
+            return False
+        ended = select.poll()  # not select(), which knows no descriptor beyond 1023
+        ended.register(self._pidfd, select.POLLIN)
+        return not ended.poll(0)
 
     @property
     def started_here(self) -> bool:
@@ -126,10 +130,12 @@ class EmbeddedRedis:
                     f"only {free // MIB} MiB are free on the disk of {self.redis_dir}",
                     f"free at least {MIN_FREE_DISK // MIB} MiB, or choose another --data-dir",
                 )
+            refuse_links(self.redis_dir)
+            remove_leftovers(self.redis_dir)
             self._socket = socket_path(self._data_dir)
             self._socket.unlink(missing_ok=True)  # the lock proves that nobody listens there
-            write_text(self._run_dir / "redis.socket", f"{self._socket}\n")
-            with open(self.log_file, "ab", opener=_private) as log:
+            write_private(self._run_dir / "redis.socket", f"{self._socket}\n")
+            with open(self.log_file, "ab", opener=private_opener) as log:
                 self._log_start = log.tell()
                 self._child = subprocess.Popen(
                     [self._binary or binary_path(), *self._options(self._socket)],
@@ -257,6 +263,19 @@ def _start_failed(code: int, log: str, log_file: Path) -> RedisStartFailed:
     return RedisStartFailed(message, f"see {log_file}")
 
 
+def remove_leftovers(directory: Path) -> None:
+    """Of a rewrite that a kill cut off: no server reads it again, and jobs that are purged later would stay in it for ever."""
+    for path in directory.glob("temp-*"):
+        path.unlink()
+
+
+def refuse_links(directory: Path) -> None:
+    """The server would write through them, to wherever they lead. Raises RedisStartFailed."""
+    for path in directory.rglob("*"):
+        if path.is_symlink():
+            raise RedisStartFailed(f"{path} is a symbolic link", "what Redis writes must lie in the data directory: move it there")
+
+
 # paths -----------------------------------------------------------------------------------------------------------------
 
 
@@ -301,13 +320,3 @@ def _private_directory(path: Path) -> bool:
         path.mkdir(mode=0o700)
     status = path.lstat()
     return path.is_dir() and not path.is_symlink() and status.st_uid == os.geteuid() and not status.st_mode & 0o077
-
-
-def write_text(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
-    os.replace(beside, path)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

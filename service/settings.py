@@ -5,13 +5,15 @@ exactly what they say. Nothing unknown is ignored: a misspelt variable or key is
 """
 
 import difflib
+import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -21,11 +23,21 @@ from service.errors import SettingsError
 PREFIX = "MIDSENTENCE_"
 CONFIG_FILE_NAME = "midsentence.toml"
 
-#: Variables with our prefix that are no settings: where the file is, where the client commands find the server, test switches.
+#: Variables with our prefix that are no settings: where the file is, where the client commands find the server
+#: and with which key, test switches.
 OTHER_VARIABLES = frozenset(
-    {"MIDSENTENCE_CONFIG", "MIDSENTENCE_URL", "MIDSENTENCE_TESTING", "MIDSENTENCE_FAILPOINTS", "MIDSENTENCE_FAILPOINT_LOG"}
+    {
+        "MIDSENTENCE_CONFIG",
+        "MIDSENTENCE_URL",
+        "MIDSENTENCE_API_KEY",
+        "MIDSENTENCE_TESTING",
+        "MIDSENTENCE_FAILPOINTS",
+        "MIDSENTENCE_FAILPOINT_LOG",
+    }
 )
 
+#: Where a Redis URL can hold one: before the last @, and in the query, where redis-py takes it too.
+_USER, _QUERY = re.compile(r"^(\w+://)?.*@", re.DOTALL), re.compile(r"(?<=[?&]password=)[^&]*")
 MIB = 1 << 20
 
 
@@ -49,6 +61,35 @@ class Settings(BaseModel):
     host: str = _field("Place", "127.0.0.1", "Address to listen on (API, and the engine's metrics and health).", min_length=1)
     port: int = _field("Place", 8710, "Port of the API.", ge=1, le=65535)
     engine_port: int = _field("Place", 8711, "Port of the engine's metrics and health; 0 turns it off.", ge=0, le=65535)
+
+    api_keys_file: Path | None = _field(
+        "Access",
+        None,
+        "File of API keys, one line each; `midsentence keys add TENANT` makes it. Unset: nobody is asked for a key.",
+    )
+    allow_anonymous: bool = _field(
+        "Access", False, "Serve other machines without API keys: whoever reaches the port may do everything."
+    )
+    max_body_bytes: int = _field("Access", 8 * MIB, "Largest request body.", ge=1024, le=1 << 30)
+    max_prompt_chars: int = _field(
+        "Access", 1 << 20, "Longest prompt in characters; a longer one is refused before it is tokenised.", ge=1, le=1 << 30
+    )
+    max_file_bytes: int = _field("Access", 200 * MIB, "Largest file that may be uploaded, for batches.", ge=1024, le=1 << 30)
+    max_files_bytes: int = _field(
+        "Access", 1 << 30, "Bytes of all uploaded files together; they are kept in Redis's memory. More are refused (429).", ge=1024
+    )
+    tenant_queue_limit: int | None = _field(
+        "Access", None, "Queued jobs of one tenant above this are refused (429). Unset: only queue_limit holds.", ge=1
+    )
+    tenant_streams: int = _field(
+        "Access", 1000, "Open streams and waiting completions of one tenant in each API; more are refused (429).", ge=1
+    )
+    tenant_requests_per_minute: int | None = _field(
+        "Access", None, "Requests for jobs of one tenant in a minute, in each API; more are refused (429). Unset: any number.", ge=1
+    )
+    tenant_tokens_per_minute: int | None = _field(
+        "Access", None, "Tokens that these may ask for, prompts and longest answers, in a minute. Unset: any number.", ge=1
+    )
 
     page_size: int = _field(
         "Pages", 16, "Token slots per KV page; on CUDA 256 or a multiple of it, and 256 if unset.", ge=1, le=1024
@@ -99,8 +140,12 @@ class Settings(BaseModel):
     step_timeout_seconds: float = _field("Engine", 300.0, "A step longer than this counts as a crash of the engine.", ge=1)
 
     queue_limit: int = _field("Jobs", 10_000, "Queued jobs above this are refused (429).", ge=1)
-    max_body_bytes: int = _field("Jobs", 8 * MIB, "Largest request body.", ge=1024, le=1 << 30)
-    retention_seconds: float = _field("Jobs", 7 * 86_400.0, "How long finished jobs are kept.", ge=1)
+    batch_window: int = _field(
+        "Jobs", 256, "Lines of a batch that are queued or running at once; the rest waits in its file.", ge=1, le=10_000
+    )
+    retention_seconds: float = _field(
+        "Jobs", 7 * 86_400.0, "How long finished jobs are kept, and host pages that nobody uses.", ge=1
+    )
     lease_seconds: float = _field("Jobs", 10.0, "An engine whose beat stands still for this long is dead.", ge=1, le=3600)
     allow_weak_durability: bool = _field(
         "Jobs", False, "Accept a Redis that may lose acknowledged writes (it is refused otherwise)."
@@ -117,15 +162,29 @@ class Settings(BaseModel):
         "Logs", "auto", "'auto': text on a terminal, JSON lines elsewhere. Logs go to stderr."
     )
 
-    @field_validator("data_dir")
+    @field_validator("data_dir", "api_keys_file")
     @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        return Path(os.path.abspath(value.expanduser()))
+    def _absolute(cls, value: Path | None) -> Path | None:
+        if value is None:
+            return None
+        if "\0" in str(value):
+            raise ValueError("must not hold a null character")
+        try:
+            return Path(os.path.abspath(value.expanduser()))
+        except RuntimeError as error:  # ~NAME of nobody here
+            raise ValueError(f"{error}") from None
 
     @field_validator("redis_url")
     @classmethod
     def _known_scheme(cls, value: str | None) -> str | None:
-        if value is not None and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
+        if value is None:
+            return None
+        try:
+            parts = urlsplit(value)
+            _ = parts.port  # refused here, not at the first connection
+        except ValueError:
+            raise ValueError("is not a URL (in a password, / ? # @ : are %2F %3F %23 %40 %3A)") from None  # its words may quote one
+        if parts.scheme not in ("redis", "rediss", "unix"):
             raise ValueError("must begin with redis://, rediss:// or unix://")
         return value
 
@@ -152,6 +211,11 @@ class Settings(BaseModel):
             raise ValueError(f"max_step_tokens ({self.max_step_tokens}) must hold one prefill_chunk ({self.prefill_chunk})")
         if self.engine_port == self.port:
             raise ValueError(f"engine_port and port are both {self.port}")
+        if not (is_loopback(self.host) or self.api_keys_file or self.allow_anonymous):
+            raise ValueError(
+                f"host ({self.host}) serves other machines, and nobody would be asked for a key: set api_keys_file "
+                "(`midsentence keys add TENANT` makes it), or allow_anonymous where only friends reach the port"
+            )
         return self
 
     @property
@@ -184,6 +248,14 @@ class LoadedSettings:
     settings: Settings
     sources: dict[str, str]  #: setting -> the flag, variable or file that set it; absent for defaults
     config_file: Path | None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. Any other name than localhost is taken for a way in."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def variable(name: str) -> str:
@@ -233,17 +305,18 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_file(config: Path | None, others: Mapping[str, object]) -> tuple[Path | None, dict[str, Any]]:
-    path = config
-    if path is None:
-        directory = Path(str(others.get("data_dir", Settings.model_fields["data_dir"].default)))
-        path = directory.expanduser() / CONFIG_FILE_NAME
-        if not path.exists():
-            return None, {}
+    directory = Path(str(others.get("data_dir", Settings.model_fields["data_dir"].default)))
+    path = directory / CONFIG_FILE_NAME if config is None else config
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        path = path.expanduser()
+        if config is None and not path.exists():
+            return None, {}
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError, RuntimeError) as error:  # not UTF-8, a null character in the name, ~NAME of nobody here
         raise SettingsError(f"cannot read the configuration file {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are no TOMLDecodeError
         raise SettingsError(f"the configuration file {path} is not valid TOML: {error}") from error
     for key in values:
         if key not in Settings.model_fields:
@@ -275,12 +348,9 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> SettingsErro
 
 
 def redacted(name: str, value: object) -> str:
-    """A value as it may be shown: without the password of a URL."""
+    """A value as it may be shown: without the passwords of a URL, which may be none (so it is not taken apart here)."""
     text = as_text(value)
-    if name != "redis_url" or "@" not in text:
-        return text
-    parts = urlsplit(text)
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
+    return _QUERY.sub("***", _USER.sub(r"\1***@", text)) if name == "redis_url" else text
 
 
 def as_text(value: object) -> str:

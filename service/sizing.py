@@ -1,10 +1,10 @@
 """How many pages fit this machine, where the settings leave it open."""
 
-import json
 import os
 from pathlib import Path
 
 from service.settings import MIB, Settings
+from storage.errors import PoolError
 
 DEVICE_POOL_SHARE = 4  #: a quarter of the memory ...
 DEVICE_POOL_CAP = 1024 * MIB  #: ... but no more: pages are touched once at start, which takes a second for each 500 MB
@@ -53,14 +53,12 @@ def host_pages(settings: Settings, page_bytes: int, num_device_pages: int, exist
 
 def existing_pages(pool: Path) -> int | None:
     """Pages of the pool file at ``pool``, by its header; None when there is none that can be read (it is then made anew)."""
+    from storage.pool_file import read_pool_header  # imports numpy, which the supervisor does without
+
     try:
-        with open(pool, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, MIB)))
-        pages = header["kv_pages"]["shape"][0]
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return read_pool_header(pool).num_pages
+    except PoolError:
         return None
-    return pages if isinstance(pages, int) and pages > 0 else None
 
 
 def free_disk(directory: Path) -> int:

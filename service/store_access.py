@@ -134,9 +134,19 @@ class StoreOpener:
         if self._role == "engine" and not engine_id:
             engine_id = f"engine-{secrets.token_hex(8)}"
         file = StoreFile(engine_id, identity.store_id, identity.epoch, identity.commit)
-        save_store_file(self._path(self._role), file)
+        self._save(file, own)
         store.bind(identity)
         return file
+
+    def _save(self, file: StoreFile, own: StoreFile | None) -> None:
+        """A mark of this store that is there stays a lower bound; without one nothing can begin: StorageError."""
+        path = self._path(self._role)
+        try:
+            save_store_file(path, file)
+        except OSError as error:
+            if own is None or own.engine_id != file.engine_id or (own.store_id, own.epoch) != (file.store_id, file.epoch):
+                raise StorageError(f"{path} cannot be written: {error}", "free space on that disk, or mend it") from error
+            log.warning("store_mark_not_written", path=str(path), problem=str(error))
 
     def _path(self, role: Role) -> Path:
         return self._settings.data_dir / MARK_FILES[role]

@@ -1,10 +1,13 @@
 """``midsentence serve``: starts the embedded Redis, the engine and the api; starts again what dies; ends all in order.
 
+SIGUSR2 replaces the api by a new one, of the code that is installed by then: no connection is refused and no job notices.
+
 One thread, one loop: it wakes for signals (and so for deaths of children) and twice a second. It holds no state worth keeping:
 killed, it takes engine and api along by the death pipe, leaves Redis running, and the next one attaches to it.
 """
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -14,7 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from service import logs
 from service.child_ready import ReadyWatch
 from service.children import Backoff, Child, Death, LastExit, classify
-from service.errors import DirectoryError, RedisNotRunning, ServiceError
+from service.errors import DirectoryError, RedisNotRunning, ServiceError, SettingsError
+from service.handover import Handover, Progress
+from service.listening import ApiPort
 from service.processes import (
     Exit,
     FileLock,
@@ -25,10 +30,11 @@ from service.processes import (
     write_pid_file,
 )
 from service.redis_server import MIN_FREE_DISK, EmbeddedRedis
-from service.settings import MIB, Settings
+from service.settings import MIB, Settings, is_loopback
 from service.sizing import free_disk
 
-LOCK_WAIT = "30"  #: seconds a child waits for its lock: the killed one before it may still be unmapping its pool
+LOCK_WAIT = 30.0  #: seconds to wait for the lock of a child: the killed one before it may still be unmapping its pool
+KILL_ENGINE = signal.SIGUSR1  #: from the api, with --demo-controls
 _TICK = 0.5
 _STARTING_TICK = 0.02
 _SAY_WHY_AFTER = 15.0
@@ -36,32 +42,47 @@ _SECOND_THOUGHT = 0.3
 _LONGEST_REDIS_PAUSE = 5.0  #: a try costs nothing, and a disk may have room again at any time
 
 Say = Callable[[str], None]
-MakeChildren = Callable[[Settings], Sequence[Child]]
+MakeChildren = Callable[[Settings, ApiPort], Sequence[Child]]
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, *, demo_controls: bool = False) -> int:
     """Run everything until SIGTERM or SIGINT. The exit code. Raises ServiceError where it cannot even begin."""
+    if demo_controls and not is_loopback(settings.host):
+        raise SettingsError(f"--demo-controls: host ({settings.host}) lets others kill the engine", "leave one of the two out")
     log = logs.get_logger("supervisor")
-    supervisor = Supervisor(settings, children=engine_and_api, say=log.info)
-    return supervisor.run()
+    children = functools.partial(engine_and_api, kill_button=demo_controls)
+    return Supervisor(settings, children=children, say=log.info, demo_controls=demo_controls).run()
 
 
-def engine_and_api(settings: Settings) -> Sequence[Child]:
-    environment = child_environment(settings.environment())
+def ask_to_kill_engine() -> None:
+    """In the api, a child of a supervisor that shows a demo. Its parent knows the engine as its child: no pid file could."""
+    os.kill(os.getppid(), KILL_ENGINE)
+
+
+def engine_and_api(settings: Settings, port: ApiPort, *, kill_button: bool = False) -> Sequence[Child]:
+    environment, run_dir = child_environment(settings.environment()), settings.run_dir
+    engine = python_command("engine", "--lock-wait", f"{LOCK_WAIT:g}")
+    api = python_command("api", "--listen-fd", str(port.fd), *(["--kill-button"] if kill_button else []))
     return (
-        Child("engine", python_command("engine", "--lock-wait", LOCK_WAIT), environment, settings.run_dir, tell_last_exit=True),
-        Child("api", python_command("api", "--lock-wait", LOCK_WAIT), environment, settings.run_dir),
+        Child("engine", engine, environment, run_dir, tell_last_exit=True),
+        Child("api", api, environment, run_dir, inherits=port.inherited),
     )
 
 
 class Supervisor:
     """``children`` is called once Redis is there, with settings that carry its URL."""
 
-    def __init__(self, settings: Settings, *, children: MakeChildren, say: Say) -> None:
+    def __init__(self, settings: Settings, *, children: MakeChildren, say: Say, demo_controls: bool = False) -> None:
+        """``demo_controls``: SIGUSR1 kills the engine."""
+        self._demo_controls = demo_controls
+        self._kill_asked = False
         self._settings = settings
         self._make_children = children
         self._say = say
-        self._children: Sequence[Child] = ()
+        self._children: list[Child] = []
+        self._retired: list[Child] = []  #: apis that were replaced and still answer what they were asked
+        self._handover: Handover | None = None
+        self._replace_asked = False
         self._redis = EmbeddedRedis(settings.data_dir) if settings.redis_url is None else None
         self._redis_backoff = Backoff()
         self._redis_up_since: float | None = None
@@ -77,12 +98,14 @@ class Supervisor:
         check_directory(self._settings)
         run_dir = self._settings.run_dir
         lock = FileLock(run_dir / "supervisor.lock", f"a supervisor of {self._settings.data_dir}")
-        with lock.acquire(), _death_pipe() as death_pipe, self._signals() as wakeup:
+        port = ApiPort(self._settings, wait=LOCK_WAIT)
+        with lock.acquire(), port, _death_pipe() as death_pipe, self._signals() as wakeup:
             write_pid_file(run_dir / "supervisor.pid", os.getpid())
             try:
-                self._loop(wakeup, death_pipe)
+                self._loop(wakeup, death_pipe, port)
             finally:
                 self._ready.stop()
+                port.close()  # the api alone keeps it now: who connects after its end is refused, not left to wait for us
                 self._end(wakeup)
                 (run_dir / "supervisor.pid").unlink(missing_ok=True)
         if self._final_message:
@@ -91,24 +114,69 @@ class Supervisor:
 
     # running -------------------------------------------------------------------------------------------------------
 
-    def _loop(self, wakeup: int, death_pipe: int) -> None:
+    def _loop(self, wakeup: int, death_pipe: int, port: ApiPort) -> None:
         while not self._stop_requests and self._exit is Exit.OK:
             self._tend_redis()
             if not self._children and (self._redis is None or self._redis_up_since is not None):
-                self._children = self._make_children(self._settings_for_children())
+                self._children = list(self._make_children(self._settings_for_children(), port))
                 self._ready.start()
+            self._tend_handover(death_pipe)
+            self._kill_engine_if_asked()
             for child in self._children:
                 if death := child.reap():
                     self._mourn(child, death)
+            self._retired = [child for child in self._retired if child.running and child.reap() is None]
             if self._exit is Exit.OK and not self._stop_requests:
                 self._start_due(death_pipe)
             self._sleep(wakeup)
 
+    def _tend_handover(self, death_pipe: int) -> None:
+        if self._handover is None:
+            if self._replace_asked:
+                self._replace_asked = False
+                self._begin_handover(death_pipe)
+            return
+        new, old = self._handover.new, self._handover.old
+        progress = self._handover.look()
+        if progress is Progress.WAITING and old.running:
+            return
+        death = self._handover.death
+        self._handover.close()
+        self._handover = None
+        if progress is Progress.FAILED:
+            how = "is not ready and was given up" if death is None else f"died ({death.refusal or describe_exit(death.returncode)})"
+            self._say(f"the new {new.name} {how}; the old one goes on")
+            new.signal(signal.SIGKILL)
+            self._retired.append(new)
+            old.name_pid()
+            return
+        self._children[self._children.index(old)] = new
+        old.signal(signal.SIGUSR2)
+        self._retired.append(old)
+        self._say(f"{new.name} replaced: process {new.pid} serves")
+
+    def _begin_handover(self, death_pipe: int) -> None:
+        replaceable = [child for child in self._children if child.inherits and child.running]
+        if not replaceable:
+            self._say("no api runs just now: there is nothing to replace")
+            return
+        self._handover = Handover(replaceable[0], death_pipe)
+
     def _settings_for_children(self) -> Settings:
         return self._settings if self._redis is None else self._settings.model_copy(update={"redis_url": self._redis.url})
 
+    def _kill_engine_if_asked(self) -> None:
+        asked, self._kill_asked = self._kill_asked, False
+        for child in self._children:
+            if asked and child.name == "engine":
+                self._say("the dashboard's button kills the engine")
+                child.signal(signal.SIGKILL)
+
     def _mourn(self, child: Child, death: Death) -> None:
         how = describe_exit(death.returncode)
+        if self._handover is not None and child is self._handover.old:
+            self._say(f"{child.name} died ({how}) while it was replaced")  # the next look makes the new one its heir
+            return
         if death.final:
             self._exit = Exit.CONFIG
             self._final_message = f"{child.name} cannot run: {death.refusal or f'{how}, see its message above'}"
@@ -119,7 +187,8 @@ class Supervisor:
 
     def _start_due(self, death_pipe: int) -> None:
         for child in self._children:
-            if not child.running and time.monotonic() >= child.start_at:
+            replaced = self._handover is not None and child is self._handover.old
+            if not child.running and not replaced and time.monotonic() >= child.start_at:
                 child.start(death_pipe)
 
     def _tend_redis(self) -> None:
@@ -162,16 +231,20 @@ class Supervisor:
         if self._redis is not None and self._redis_up_since is None:
             due.append(self._redis_try_at)
         pause = min([_TICK, *(at - time.monotonic() for at in due)])
-        if select.select([wakeup], [], [], max(0.0, pause))[0]:
+        awaited = [wakeup] if self._handover is None else [wakeup, self._handover.ready_pipe]
+        if wakeup in select.select(awaited, [], [], max(0.0, pause))[0]:
             os.read(wakeup, 4096)
 
     # ending --------------------------------------------------------------------------------------------------------
 
     def _end(self, wakeup: int) -> None:
         """SIGTERM to engine and api, then Redis. A second signal, or the time-out, turns patience into SIGKILL."""
-        alive = [child for child in self._children if child.running]
+        alive = [child for child in (*self._children, *self._retired) if child.running]
+        if self._handover is not None:
+            alive.append(self._handover.new)
+            self._handover.close()
         for child in alive:
-            self._signal(child, signal.SIGTERM)
+            child.signal(signal.SIGTERM)
         deadline = time.monotonic() + self._settings.drain_timeout_seconds
         while alive := [child for child in alive if child.reap() is None]:
             left = deadline - time.monotonic()
@@ -181,16 +254,12 @@ class Supervisor:
                 os.read(wakeup, 4096)
         for child in alive:
             self._say(f"{child.name} did not end in time: killed (its jobs go on at the next start)")
-            self._signal(child, signal.SIGKILL)
+            child.signal(signal.SIGKILL)
             if child.process is not None:
                 child.process.wait()
             child.reap()
         if self._redis is not None and (self._stop_requests > 1 or not self._redis.stop()):
             self._redis.kill()
-
-    def _signal(self, child: Child, number: signal.Signals) -> None:
-        if child.process is not None:
-            child.process.send_signal(number)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[int]:
@@ -203,7 +272,17 @@ class Supervisor:
                 self._stop_requests += 1
                 self._stop_asked = time.monotonic()
 
-        handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: stop, signal.SIGCHLD: lambda *_: None}
+        def replace_api(_number: int, _frame: object) -> None:
+            self._replace_asked = True
+
+        def kill(_number: int, _frame: object) -> None:
+            self._kill_asked = True
+
+        handlers: dict[signal.Signals, Callable[[int, object], None]]
+        handlers = dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), stop)
+        handlers |= {signal.SIGUSR2: replace_api, signal.SIGCHLD: lambda *_: None}
+        if self._demo_controls:
+            handlers[KILL_ENGINE] = kill
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         before_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         try:

@@ -5,19 +5,22 @@ Everything here is synchronous and thread-safe: the api calls it in threads, sin
 """
 
 import datetime
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from engine.grammar import Grammars
 from service.errors import ServiceError
+from service.token_bytes import bytes_of_tokens
 
 #: Names that config.json files use for the longest sequence, by model family.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
@@ -47,8 +50,15 @@ class Tokenization:
         self.vocab_size = int(config.get("vocab_size") or self._tokenizer.get_vocab_size())
         self.eos_token_ids = self._end_tokens(folder, config)
         self._special_tokens = _special_tokens(settings)
-        source = _template_source(folder, settings)
-        self._template = _environment().from_string(source) if source is not None else None
+        self.template_source = _template_source(folder, settings) or ""  #: of the chat template; "": the model has none
+        environment = _environment()
+        self._template = environment.from_string(self.template_source) if self.template_source else None
+        #: What the chat template asks for.
+        self.template_variables = frozenset(meta.find_undeclared_variables(environment.parse(self.template_source)))
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added = {found.content: token for token, found in added.items()}
+        self._hidden = {token: found.content for token, found in added.items() if found.special}
+        self.token_bytes = bytes_of_tokens(self._tokenizer)
 
     def _end_tokens(self, folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
         generation = _read_json(folder / "generation_config.json", missing_ok=True)
@@ -59,20 +69,28 @@ class Tokenization:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with whatever the tokenizer puts around one (a begin-of-text token, for some models)."""
-        return list(self._tokenizer.encode(text).ids)
+        return self._ids(text, add_special_tokens=True)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The text that stands for this chat. Raises ``ChatTemplateError``."""
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: bool,
+    ) -> str:
+        """The text that stands for this chat; ``variables`` of the template's own. Raises ``ChatTemplateError``."""
         if self._template is None:
-            raise ChatTemplateError("this model has no chat template: send `prompt` instead of `messages`")
-        variables = {
+            raise ChatTemplateError("this model has no chat template: send a plain `prompt` to /v1/jobs or /v1/completions")
+        given = {
+            **variables,
             **self._special_tokens,
             "messages": [dict(message) for message in messages],
-            "tools": None,
+            "tools": tools,
             "documents": None,
         }
         try:
-            return self._template.render(**variables, add_generation_prompt=add_generation_prompt)
+            return self._template.render(**given, add_generation_prompt=add_generation_prompt)
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the model's chat template refused the messages: {error.message}") from error
         except (
@@ -84,11 +102,40 @@ class Tokenization:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a chat, ready for the assistant's answer. Raises ``ChatTemplateError``."""
-        return list(self._tokenizer.encode(self.render_chat(messages), add_special_tokens=False).ids)
+        return self.encode_rendered(self.render_chat(messages))
+
+    def encode_rendered(self, chat: str) -> list[int]:
+        """Token ids of what ``render_chat`` made, which has all its special tokens already."""
+        return self._ids(chat, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """As a batch of one: the library's ``encode`` keeps the interpreter to itself, its batches let the event loop run.
+
+        Measured on a prompt of 1 MiB (220,000 tokens): no other thread ran for 3.6 s, and for 0.03 s as a batch.
+        """
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    @functools.cached_property
+    def grammars(self) -> Grammars:
+        """Grammars over this model's tokens, as its engines have them."""
+        return Grammars(self._tokenizer, self.vocab_size, self.eos_token_ids)
 
     def token_text(self, token: int) -> str:
         """A token on its own, as text; what is no whole character shows as the replacement character."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
+
+    def added_token(self, text: str) -> int | None:
+        """The one token that says exactly this and is no part of a text's own words, special or not; None: there is none."""
+        return self._added.get(text)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What these tokens say together, without special ones, as a job's text is shown."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def hidden_text(self, token: int) -> str:
+        """What a special token says and a job's text leaves out; empty for all others."""
+        return self._hidden.get(token, "")
 
 
 def _read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:

@@ -1,7 +1,31 @@
+import os
+from pathlib import Path
+
 import pytest
+from hypothesis import settings
 
 import engine.threads  # noqa: F401  (before torch is loaded)
+import tests.profiles  # noqa: F401  (registers them)
 from tests.tiny_models import make_tiny_model
+
+settings.load_profile("ci")
+
+
+def pytest_configure(config):
+    """``make sdk`` asks for another openai than the pinned one: no test may run with any but that."""
+    if folder := os.environ.get("SDK_FOLDER"):
+        import openai
+
+        if not Path(openai.__file__).is_relative_to(folder):
+            raise pytest.UsageError(f"openai is imported from {openai.__file__}, not from SDK_FOLDER={folder}")
+
+
+def pytest_report_header():
+    if folder := os.environ.get("SDK_FOLDER"):
+        import openai
+
+        return f"openai {openai.__version__} from {folder}"
+    return None
 
 
 @pytest.fixture(scope="session")

@@ -96,11 +96,13 @@ class Life:
         assert self.thread_store.close(10)
 
 
-def submit(store, jobs):
+def submit(store, jobs, tenant=""):
     for job in jobs:
         params = job.sampling
         spec = JobSpec("tiny", job.max_tokens, params.seed, temperature=params.temperature, top_p=params.top_p, ignore_eos=True)
-        new = NewJob(job.sequence_id, spec.to_json(), job.prompt_ids, "model", job.max_tokens, request_hash=job.sequence_id)
+        new = NewJob(
+            job.sequence_id, spec.to_json(), job.prompt_ids, "model", job.max_tokens, request_hash=job.sequence_id, tenant=tenant
+        )
         store.submit(new, queue_limit=100)
 
 

@@ -1,5 +1,6 @@
 """An engine on a tiny model, with or without a pool file, for tests that need no server."""
 
+import time
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from engine.runner import make_runner
 from engine.sampler import SamplingParams
 from engine.scheduler import Budget, Preemption
 from engine.sequence import Request
-from recovery.checkpointer import Checkpointer, as_table
+from recovery.checkpointer import Checkpointer
 
 PAGE_SIZE, CHUNK = 4, 16
 GREEDY = SamplingParams(temperature=0.0, seed=0)
@@ -128,6 +129,8 @@ def make_rig(
     reserve=2,
     eviction="arc",
     preemption="auto",
+    retention_seconds=None,
+    clock=time.monotonic,
     **budget,
 ) -> Rig:
     """``first_page`` occupies that many pages, so that the same job lands on other ones."""
@@ -144,9 +147,10 @@ def make_rig(
         host,
         prefill_chunk=CHUNK,
         eviction=eviction,
-        table=as_table(rig.table),
         durable=True,
         reserve=reserve,
+        retention_seconds=retention_seconds,
+        clock=clock,
         hooks=Hooks(
             on_problem=lambda event, problem: rig.problems.append(event),
             on_death=lambda error: rig.problems.append(repr(error)),
@@ -155,6 +159,7 @@ def make_rig(
     rig.cache = residency.cache
     if residency.host is not None:
         rig.checkpointer = Checkpointer(residency.host)
+        rig.checkpointer.adopt(rig.table)
     rig.engine = Engine(
         make_runner(model, device.tensor, PAGE_SIZE, CHUNK),
         residency,

@@ -30,6 +30,10 @@ def debian_redis_binary() -> Path | None:
     return Path(found) if found else None
 
 
+class DidNotStart(RuntimeError):
+    """With the end of its log."""
+
+
 class RedisServer:
     """One server process with its data in ``directory``; settings as in production unless ``options`` say otherwise."""
 
@@ -67,7 +71,7 @@ class RedisServer:
                 return
             time.sleep(0.01)
         log = self.directory / "server.log"
-        raise RuntimeError(f"server did not start: {log.read_text()[-2000:] if log.exists() else 'no log'}")
+        raise DidNotStart(f"server did not start: {log.read_text()[-2000:] if log.exists() else 'no log'}")
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -98,7 +102,7 @@ def _answers(path: str) -> bool:
         try:
             connection.connect(path)
             connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
+            return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 

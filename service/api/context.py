@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,9 +13,14 @@ import anyio
 from anyio import to_thread
 from prometheus_client import CollectorRegistry
 
+from service.api.problems import TooManyStreams
+from service.api.rates import Rates
+from service.api.timeline import Timeline
+from service.api_keys import ApiKeys
 from service.metrics import ApiMetrics
 from service.tokenization import Tokenization
-from storage.errors import StorageError
+from service.tracing import Tracing
+from storage.errors import StorageError, StoreFull, StoreMisconfigured, StoreUnavailable, WrongStore
 from storage.job_store import JobStore
 from storage.records import EngineRecord, JobStatus
 
@@ -32,14 +38,27 @@ class ApiOptions:
     queue_limit: int = 10_000
     retention_seconds: float = 7 * 86_400.0
     max_body_bytes: int = 8 << 20
+    max_prompt_chars: int = 1 << 20
+    max_file_bytes: int = 200 << 20
+    max_files_bytes: int = 1 << 30  #: of all files together
+    batch_window: int = 256  #: lines of a batch under way at once
+    tenant_queue_limit: int | None = None
+    tenant_streams: int = 1000
+    tenant_requests_per_minute: int | None = None
+    tenant_tokens_per_minute: int | None = None
     lease_seconds: float = 10.0
+    api_lease_seconds: float = 60.0  #: after which a silent api's plain jobs are cancelled; its beats cost an fsync each
     submit_timeout: float = 5.0  #: how long a submission is sent again when its reply was lost
     keep_alive: float = 15.0  #: between comments on a silent stream
     poll_interval: float = 1.0  #: of streams: hints may be lost (PROTOCOL.md 11)
     drain_seconds: float = 0.5  #: after SIGTERM, how long new connections still get their 503 ...
     close_seconds: int = 5  #: ... and then how long answers may take to go out; 20 s in all is the promise
+    idle_seconds: float = 5.0  #: how long an api that was replaced keeps connections on which nothing is asked ...
+    retire_seconds: float = 600.0  #: ... and how long it may take over answers that no other could go on with
     sweep_interval: float = 1.0
     max_purges: int = 100  #: for each sweep
+    overview_seconds: float = 600.0  #: after which a viewer has to come again, with a key that is still good
+    rewrite_interval: float = 600.0  #: between two rewrites of Redis's file after purges: each writes all that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +85,8 @@ class StoreCalls:
     def __init__(self, source: StoreSource, metrics: ApiMetrics) -> None:
         self.source = source
         self._metrics = metrics
+        for kind in (StoreUnavailable, StoreFull, StoreMisconfigured, WrongStore):
+            metrics.store_errors.labels(kind.__name__)  # a series that begins with its first error shows no rise
         self._limiter: anyio.CapacityLimiter | None = None
 
     async def run(self, call: Callable[[JobStore], _T]) -> _T:
@@ -98,15 +119,31 @@ class StoreView:
 
 
 class Drain:
-    """Set once, at SIGTERM. Streams wait on their own wake-ups, so each registers one."""
+    """How far this process is on its way out. Only forward: serving, maybe ``retiring``, ``draining``.
+
+    Streams wait on their own wake-ups, so each registers one.
+    """
 
     def __init__(self) -> None:
-        self.draining = False
+        self.retiring = False  #: another api has the port: what can be resumed there ends, everything else is answered
+        self.draining = False  #: everything ends
         self._wake_ups: set[asyncio.Event] = set()
+
+    def retire(self) -> None:
+        """From the event loop only."""
+        self.retiring = True
+        self._wake_all()
 
     def begin(self) -> None:
         """From the event loop only."""
         self.draining = True
+        self._wake_all()
+
+    def ends(self, *, resumable: bool) -> bool:
+        """Whether a stream must end now."""
+        return self.draining or (self.retiring and resumable)
+
+    def _wake_all(self) -> None:
         for wake_up in self._wake_ups:
             wake_up.set()
 
@@ -119,16 +156,51 @@ class Drain:
             self._wake_ups.discard(wake_up)
 
 
-class Context:
-    """One api process. ``incarnation`` names this life of it."""
+class StreamSlots:
+    """Places for readers of logs: each costs a connection and some memory for as long as it stays."""
 
-    def __init__(self, model: ServedModel, source: StoreSource, options: ApiOptions, registry: CollectorRegistry) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def one_for(self, tenant: str) -> Iterator[None]:
+        """Raises TooManyStreams."""
+        if self._taken[tenant] >= self._limit:
+            raise TooManyStreams(f"{self._limit} streams are open already (--tenant-streams): end some, or try again later")
+        self._taken[tenant] += 1
+        try:
+            yield
+        finally:
+            self._taken[tenant] -= 1
+
+
+class Context:
+    """One api process. ``incarnation`` names this life of it; without ``keys`` nobody is asked for one."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        source: StoreSource,
+        options: ApiOptions,
+        registry: CollectorRegistry,
+        keys: ApiKeys | None = None,
+        tracing: Tracing | None = None,
+        kill_engine: Callable[[], None] | None = None,
+    ) -> None:
+        """``kill_engine``: only where the supervisor shows a demo."""
         self.model = model
+        self.tracing = tracing
+        self.keys = keys
+        self.kill_engine = kill_engine
+        self.timeline = Timeline()
         self.options = options
         self.registry = registry
         self.metrics = ApiMetrics(registry)
         self.store = StoreCalls(source, self.metrics)
         self.drain = Drain()
+        self.streams = StreamSlots(options.tenant_streams)
+        self.rates = Rates(options.tenant_requests_per_minute, options.tenant_tokens_per_minute)
         self.incarnation = secrets.token_hex(16)
         self.view: StoreView | None = None  #: None before the first sweep
         self._tokenizer_limiter: anyio.CapacityLimiter | None = None

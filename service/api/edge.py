@@ -11,15 +11,19 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.context import Context
 from service.api.problems import ApiError, BodyTooLarge, Draining, InvalidRequest, error_response, from_http_exception, problem_of
+from service.api.request_spans import RequestSpan
 from service.logs import bound, get_logger
 from storage.errors import StorageError
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics", "/version"})
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _CLIENT_CLOSED = 499  #: nginx's code for a client that left before its answer; for our log and metrics only
 _log = get_logger("api")
 
@@ -38,10 +42,23 @@ class Edge:
         given = Headers(scope=scope).get("X-Request-Id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        exchange = _Exchange(scope, send, request_id)
-        with bound(request_id=request_id):
-            await self._answer(scope, receive, exchange)
-            self._account(scope, exchange)
+        exchange = _Exchange(scope, send, request_id, self._context)
+        span = self._span(scope, request_id)
+        try:
+            with bound(request_id=request_id):
+                await self._answer(scope, receive, exchange)
+                self._account(scope, exchange)
+        finally:
+            if span is not None:
+                span.end(_route_of(scope), exchange.status)
+
+    def _span(self, scope: Scope, request_id: str) -> RequestSpan | None:
+        """The trace context that jobs keep is this span's; without tracing the client's own."""
+        tracing = self._context.tracing
+        span = RequestSpan(tracing, scope, request_id) if tracing is not None and scope["path"] not in _PROBES else None
+        given = Headers(scope=scope).get("traceparent", "")
+        scope["state"]["traceparent"] = span.traceparent if span is not None else given if _TRACEPARENT.fullmatch(given) else ""
+        return span
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: "_Exchange") -> None:
         try:
@@ -59,9 +76,8 @@ class Edge:
             await response(scope, receive, exchange.send)
 
     def _account(self, scope: Scope, exchange: "_Exchange") -> None:
-        # Never the path as sent: a label for each job id would never end.
-        route = getattr(scope.get("route"), "path", "unmatched")
-        method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH") else "other"
+        route = _route_of(scope)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
         metrics = self._context.metrics
         metrics.http_requests.labels(method, route, str(exchange.status)).inc()
         if exchange.first_byte is not None:
@@ -71,12 +87,19 @@ class Edge:
         level("request", method=scope["method"], path=scope["path"], status=exchange.status, seconds=seconds)
 
 
+def _route_of(scope: Scope) -> str:
+    """Never the path as sent: a label for each job id would never end."""
+    return str(getattr(scope.get("route"), "path", "unmatched"))
+
+
 class _Exchange:
     """One request's answer on its way out: gets the request id, is timed."""
 
-    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+    def __init__(self, scope: Scope, send: Send, request_id: str, context: Context) -> None:
         self._scope = scope
         self._send = send
+        self._drain = context.drain
+        self._rates = context.rates
         self.request_id = request_id
         self.began = time.monotonic()
         self.first_byte: float | None = None
@@ -86,7 +109,12 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.first_byte = time.monotonic() - self.began
-            MutableHeaders(scope=message)["X-Request-Id"] = self.request_id
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-Id"] = self.request_id
+            if self._drain.retiring or self._drain.draining:
+                headers["Connection"] = "close"  # the next request is for another api
+            if self._scope["method"] == "POST" and "tenant" in self._scope["state"]:
+                headers.update(self._rates.headers(self._scope["state"]["tenant"]))
         await self._send(message)
 
 
@@ -95,7 +123,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            error = from_http_exception(error, request.method, request.url.path)
+            error = from_http_exception(error, request.method, request.url.path, allowed_methods(request))
         elif isinstance(error, RequestValidationError):
             error = InvalidRequest(str(error.errors()[0]["msg"]))
         if problem_of(error).status == HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -107,6 +135,13 @@ def add_error_handlers(app: FastAPI) -> None:
 
     for kind in (ApiError, StorageError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer)
+
+
+def allowed_methods(request: Request) -> str:
+    """For an ``Allow`` header: the router's own names the methods of one route, and here each method has a route of its own."""
+    routes = request.app.routes
+    named = (m for m in _METHODS if any(route.matches({**request.scope, "method": m})[0] is Match.FULL for route in routes))
+    return ", ".join(named)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -14,6 +14,7 @@ from service.api import views
 from service.api.context import Context
 from service.api.problems import CursorAhead, InvalidRequest
 from service.api.reader import Progress
+from service.api.recoveries import RecoveryWatch
 from storage.records import JobRecord, JobStatus
 
 _CURSOR = re.compile(r"[0-9]{1,15}")
@@ -46,9 +47,7 @@ class NativeEvents:
         self._param = param
         self.ended = False
         self._shown_status: JobStatus | None = None
-        self._shown_recoveries = 0
-        self._counters = (0, 0)
-        self._rise_at: int | None = None  #: log length when an unannounced recovery was first seen
+        self._recoveries = RecoveryWatch()
 
     def open(self, record: JobRecord) -> Response | None:
         if record.status.terminal and self._after == record.log_length + 1:
@@ -61,8 +60,7 @@ class NativeEvents:
             )
         if self._after:
             self._context.metrics.stream_resumes.inc()
-        self._shown_recoveries = record.recoveries
-        self._counters = _counters(record)
+        self._recoveries.begin(record)
         return None
 
     def render(self, progress: Progress) -> bytes:
@@ -71,7 +69,7 @@ class NativeEvents:
         if record.status != self._shown_status and not record.status.terminal:
             events.append(_event(record.status.value, {"id": record.job_id, "status": record.status.value}))
             self._shown_status = record.status
-        if self._recovery_is_told(record):
+        if self._recoveries.is_news(record):
             events.append(_event("recovered", views.recovery(record)))
         index = progress.after
         for entry in progress.entries:
@@ -84,28 +82,12 @@ class NativeEvents:
             self.ended = True
         return "".join(events).encode()
 
-    def _recovery_is_told(self, record: JobRecord) -> bool:
-        """A recovery is in the record once the job has a new owner, its numbers with the owner's first commit: wait for those."""
-        if record.recoveries <= self._shown_recoveries:
-            return False
-        if self._rise_at is None:
-            self._rise_at = record.log_length
-        counted = _counters(record) != self._counters or record.log_length > self._rise_at
-        if not counted and not record.status.terminal:
-            return False
-        self._shown_recoveries, self._counters, self._rise_at = record.recoveries, _counters(record), None
-        return True
-
     def gone(self) -> bytes:
         error = {"code": "gone", "message": "the job was deleted while it was read"}
         return _event("failed", {"status": "failed", "finish_reason": None, "usage": None, "error": error}).encode()
 
     def close(self) -> None:
         """The job goes on; the client may come back."""
-
-
-def _counters(record: JobRecord) -> tuple[int, int]:
-    return record.tokens_replayed, record.pages_restored
 
 
 def _ending(record: JobRecord) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from service.api import submission, views
+from service.api import openapi, submission, views
 from service.api.context import Context
 from service.api.edge import check_query, read_body
 from service.api.events import NativeEvents, parse_cursor
@@ -15,7 +15,7 @@ from service.api.schemas import JobRequest, parse_json, validate
 from service.api.streams import EventStream
 from service.api.tailer import Tailer
 from storage.job_spec import JobSpec
-from storage.records import JobRecord, JobStatus, LogEntry, NewJob, SubmitOutcome
+from storage.records import JobRecord, JobStatus, LogEntry, SubmitOutcome
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _CURSOR = re.compile(r"[0-9]{1,15}")
@@ -25,33 +25,31 @@ JOB_PREFIX = "job_"
 
 def job_routes(context: Context, tailer: Tailer) -> APIRouter:
     router = APIRouter(tags=["jobs"])
-    body = {"required": True, "content": {"application/json": {"schema": JobRequest.model_json_schema()}}}
 
-    @router.post("/v1/jobs", status_code=202, openapi_extra={"requestBody": body})
+    @router.post("/v1/jobs", **openapi.CREATE_JOB)
     async def create(request: Request) -> Response:
         """Accept a job: once answered, it is durable."""
         return await _create(context, request)
 
-    @router.get("/v1/jobs")
+    @router.get("/v1/jobs", **openapi.LIST_JOBS)
     async def list_jobs(request: Request) -> Response:
-        """Newest first. Query: status, limit (1 to 100), cursor (``next_cursor`` of the page before)."""
+        """Newest first."""
         return await _list(context, request)
 
-    @router.get("/v1/jobs/{job_id}")
-    async def get(job_id: str) -> Response:
-        record, entries = await _read(context, job_id)
+    @router.get("/v1/jobs/{job_id}", **openapi.GET_JOB)
+    async def get(request: Request, job_id: str) -> Response:
+        record, entries = await _read(context, request, job_id)
         return JSONResponse(views.job(record, entries))
 
-    @router.post("/v1/jobs/{job_id}/cancel")
-    async def cancel(job_id: str) -> Response:
+    @router.post("/v1/jobs/{job_id}/cancel", **openapi.CANCEL_JOB)
+    async def cancel(request: Request, job_id: str) -> Response:
         """Ends the job at once. A job that has ended already is answered as it is."""
         checked = checked_id(job_id)
-        if await context.store.run(lambda store: store.cancel(checked)) is None:
-            raise JobNotFound(f"there is no job {checked}")
-        record, entries = await _read(context, checked)
+        await context.store.run(lambda store: views.cancel_job(store, checked, request.state.tenant))
+        record, entries = await _read(context, request, checked)
         return JSONResponse(views.job(record, entries))
 
-    @router.get("/v1/jobs/{job_id}/events")
+    @router.get("/v1/jobs/{job_id}/events", **openapi.JOB_EVENTS)
     async def events(request: Request, job_id: str) -> Response:
         """The job's tokens as server-sent events, from the first or from Last-Event-ID (or ?after=N) on."""
         check_query(request, frozenset({"after"}))
@@ -68,9 +66,9 @@ def checked_id(job_id: str) -> str:
     return job_id
 
 
-async def _read(context: Context, job_id: str) -> tuple[JobRecord, list[LogEntry]]:
+async def _read(context: Context, request: Request, job_id: str) -> tuple[JobRecord, list[LogEntry]]:
     checked = checked_id(job_id)
-    return await context.store.run(lambda store: views.read_job(store, checked))
+    return await context.store.run(lambda store: views.read_job(store, checked, request.state.tenant))
 
 
 async def _create(context: Context, request: Request) -> Response:
@@ -78,22 +76,12 @@ async def _create(context: Context, request: Request) -> Response:
     body = parse_json(await read_body(request, context.options.max_body_bytes))
     asked = validate(JobRequest, body)
     submission.check_model(context, asked.model)
-    tokens, field = await submission.prompt_tokens(context, asked)
+    tokens, field = await submission.job_tokens(context, asked)
     max_tokens = submission.fit(context, len(tokens), asked.max_tokens, field)
-    spec = submission.make_spec(context, asked, max_tokens, metadata=asked.metadata, kind="job")
-    job = NewJob(
-        job_id=submission.new_job_id(JOB_PREFIX),
-        spec=spec.to_json(),
-        prompt_token_ids=tokens,
-        model_fingerprint=context.model.fingerprint,
-        max_tokens=max_tokens,
-        request_hash=submission.request_hash(body, origin.path),
-        priority=asked.priority,
-        deadline_seconds=asked.deadline_seconds,
-        idempotency_key=origin.idempotency_key,
-        request_id=origin.request_id,
-        traceparent=origin.traceparent,
-    )
+    grammar = await submission.grammar(context, asked.response_format)
+    spec = submission.make_spec(context, asked, max_tokens, metadata=asked.metadata, kind="job", grammar=grammar)
+    hashed, job_id = submission.request_hash(body, origin), submission.new_job_id(JOB_PREFIX)
+    job = submission.new_job(context, asked, origin, hashed, job_id, tokens, spec)
     answer = await submission.submit(context, job)
     status, seed = JobStatus.QUEUED, spec.seed
     (job_id,) = answer.job_ids
@@ -111,7 +99,7 @@ async def _create(context: Context, request: Request) -> Response:
 
 async def _list(context: Context, request: Request) -> Response:
     check_query(request, frozenset({"status", "limit", "cursor"}))
-    query = request.query_params
+    query, tenant = request.query_params, request.state.tenant
     status, limit, cursor = query.get("status"), query.get("limit", "20"), query.get("cursor")
     if status is not None and status not in set(JobStatus):
         raise InvalidRequest(f"status: must be one of {', '.join(JobStatus)}", param="status")
@@ -120,7 +108,7 @@ async def _list(context: Context, request: Request) -> Response:
     if cursor is not None and not _CURSOR.fullmatch(cursor):
         raise InvalidRequest("cursor: must be the next_cursor of the page before", param="cursor")
     wanted = JobStatus(status) if status is not None else None
-    page = await context.store.run(lambda store: store.jobs(status=wanted, limit=int(limit), cursor=cursor))
+    page = await context.store.run(lambda store: store.jobs(status=wanted, tenant=tenant, limit=int(limit), cursor=cursor))
     return JSONResponse(
         {
             "object": "list",

@@ -7,6 +7,8 @@ from typing import Any
 from service.tokenization import Tokenization
 from storage.records import LogEntry
 
+_LEAST = -9999.0  #: what OpenAI shows for "practically impossible"; JSON knows no infinity
+
 
 def native(entry: LogEntry) -> dict[str, Any] | None:
     """As stored, or None where the engine had none."""
@@ -31,3 +33,16 @@ def legacy(entries: Sequence[LogEntry], text_before: int, tokenization: Tokeniza
         shown["text_offset"].append(text_before)
         text_before += len(entry.text)
     return shown
+
+
+def chat(entries: Sequence[LogEntry], tokenization: Tokenization) -> list[dict[str, Any]]:
+    """The shape of OpenAI's chat completions. ``bytes`` tell what of a character a token holds; its text cannot."""
+
+    def shown(token: int, logprob: float) -> dict[str, Any]:
+        held = tokenization.token_bytes(token)
+        return {"token": held.decode(errors="replace"), "logprob": max(logprob, _LEAST), "bytes": list(held)}
+
+    values = [(entry, native(entry) or {"logprob": _LEAST, "top": []}) for entry in entries]
+    return [
+        {**shown(entry.token, value["logprob"]), "top_logprobs": [shown(*one) for one in value["top"]]} for entry, value in values
+    ]

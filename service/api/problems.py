@@ -4,15 +4,23 @@ ApiError
 ├── InvalidRequest          the request is wrong in itself; names the field
 │   ├── CursorAhead         a stream position that the log has not reached
 │   └── JobTooLarge         no engine could ever hold this job
+├── Unauthorized            no API key, or none of ours
 ├── ModelNotFound
-├── JobNotFound             unknown, malformed or purged id
+├── JobNotFound             unknown, malformed or purged id, or another tenant's
+├── FileNotFound            the same of files
+├── BatchNotFound           the same of batches
 ├── RouteNotFound
 ├── MethodNotAllowed
 ├── BodyTooLarge
 ├── IdempotencyConflict     the same key came with another body
-├── QueueFull
+├── QueueFull               of the server, or of one tenant
+├── RateLimited             too many requests or tokens of one tenant in a minute
+├── TooManyStreams
+├── FileStoreFull           the files that are kept leave no room
+├── TooManyBatches          as many are under way as may be
 ├── JobFailed               a completion whose job failed
 ├── JobCancelled            a completion whose job was cancelled by somebody else
+├── DeadlineExceeded        a completion that was not finished by its own deadline
 └── Draining                this process is about to end
 
 plus the tree of ``storage.errors``. Native endpoints answer RFC 9457 problem+json; the OpenAI endpoints answer OpenAI's envelope.
@@ -28,7 +36,14 @@ from starlette.responses import JSONResponse
 from storage import errors as storage
 
 #: Paths whose clients are OpenAI SDKs.
-OPENAI_PATHS = ("/v1/completions", "/v1/models")
+OPENAI_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/files",
+    "/v1/batches",
+    "/v1/models",
+)
 
 
 class ApiError(Exception):
@@ -54,11 +69,31 @@ class JobTooLarge(InvalidRequest):
     pass
 
 
+class Unauthorized(ApiError):
+    pass
+
+
 class ModelNotFound(ApiError):
     pass
 
 
 class JobNotFound(ApiError):
+    pass
+
+
+class FileNotFound(ApiError):
+    pass
+
+
+class BatchNotFound(ApiError):
+    pass
+
+
+class FileStoreFull(ApiError):
+    pass
+
+
+class TooManyBatches(ApiError):
     pass
 
 
@@ -82,11 +117,23 @@ class QueueFull(ApiError):
     pass
 
 
+class RateLimited(ApiError):
+    """``retry_after``: seconds, here for its header."""
+
+
+class TooManyStreams(ApiError):
+    pass
+
+
 class JobFailed(ApiError):
     pass
 
 
 class JobCancelled(ApiError):
+    pass
+
+
+class DeadlineExceeded(ApiError):
     pass
 
 
@@ -113,16 +160,25 @@ TABLE: dict[type[Exception], Problem] = {
     InvalidRequest: Problem(400, "invalid_value", "The request is not valid", _BAD),
     CursorAhead: Problem(400, "cursor_ahead", "The stream position is ahead of the log", _BAD),
     JobTooLarge: Problem(400, "job_too_large", "No engine can hold this job", _BAD),
+    Unauthorized: Problem(401, "invalid_api_key", "A valid API key is needed", _BAD),
     ModelNotFound: Problem(404, "model_not_found", "No such model", _BAD),
     JobNotFound: Problem(404, "job_not_found", "No such job", _BAD),
+    FileNotFound: Problem(404, "file_not_found", "No such file", _BAD),
+    BatchNotFound: Problem(404, "batch_not_found", "No such batch", _BAD),
+    FileStoreFull: Problem(429, "file_store_full", "There is no room for more files", "rate_limit_error", retry_after=60),
+    TooManyBatches: Problem(429, "too_many_batches", "Too many batches are under way", "rate_limit_error", retry_after=60),
     RouteNotFound: Problem(404, "not_found", "No such page", _BAD),
     MethodNotAllowed: Problem(405, "method_not_allowed", "Method not allowed", _BAD),
     BodyTooLarge: Problem(413, "body_too_large", "The request body is too large", _BAD),
     IdempotencyConflict: Problem(422, "idempotency_conflict", "The Idempotency-Key was used with another request", _BAD),
     QueueFull: Problem(429, "queue_full", "The queue is full", "rate_limit_error", retry_after=5),
+    RateLimited: Problem(429, "rate_limit_exceeded", "Too fast", "rate_limit_error", retry_after=5),
+    TooManyStreams: Problem(429, "too_many_streams", "Too many open streams", "rate_limit_error", retry_after=5),
     JobFailed: Problem(500, "job_failed", "The job failed", _OURS),
     # 400, not 409: the OpenAI SDK sends a request again after a 409, which would start the cancelled work anew.
     JobCancelled: Problem(400, "job_cancelled", "The job was cancelled", _BAD),
+    # 400 for the same reason: after a 500 or 408 the SDK would ask for the work that came too late, twice more.
+    DeadlineExceeded: Problem(400, "deadline_exceeded", "The job was not finished by its deadline", _BAD),
     Draining: Problem(503, "draining", "This server is about to end", _BUSY, retry_after=2),
     storage.StorageError: Problem(500, "storage_error", "Internal error", _OURS),
     storage.StoreUnavailable: Problem(503, "store_unavailable", "The job store does not answer", _BUSY, retry_after=2),
@@ -145,10 +201,9 @@ def problem_of(error: BaseException) -> Problem:
     return _INTERNAL
 
 
-def from_http_exception(error: HTTPException, method: str, path: str) -> ApiError:
+def from_http_exception(error: HTTPException, method: str, path: str, allowed: str) -> ApiError:
     """The router's own 404 and 405, as ours."""
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
         return MethodNotAllowed(f"{method} is not possible on {path}", allow=allowed)
     if error.status_code == 404:
         return RouteNotFound(f"there is nothing at {path}")
@@ -161,7 +216,11 @@ def error_response(error: BaseException, *, path: str, request_id: str) -> JSONR
     headers: dict[str, str] = {}
     if problem.retry_after is not None:
         headers["Retry-After"] = str(problem.retry_after)
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
     extra = dict(error.extra) if isinstance(error, ApiError) else {}
+    if "retry_after" in extra:
+        headers["Retry-After"] = str(extra.pop("retry_after"))
     if "allow" in extra:
         headers["Allow"] = extra.pop("allow")
     if path.startswith(OPENAI_PATHS):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from service.api.context import Context
 from service.api.problems import JobNotFound
 from service.api.tailer import READ_LIMIT, Feed, Tailer
+from service.api.views import of_tenant
 from storage.errors import StorageError
 from storage.records import JobRecord, LogEntry, LogRead
 
@@ -45,9 +46,15 @@ class GroupReader:
     """Made by ``follow``. ``record``: of the first job, as it was when the reader was made."""
 
     def __init__(
-        self, context: Context, readers: Sequence["_JobReader"], opening: Sequence[Progress], wake_up: asyncio.Event
+        self,
+        context: Context,
+        readers: Sequence["_JobReader"],
+        opening: Sequence[Progress],
+        wake_up: asyncio.Event,
+        resumable: bool,
     ) -> None:
         self._context = context
+        self._resumable = resumable
         self._opening = deque(opening)  #: what was read when the reader was made, to be given out first
         self._open = [reader for reader, first in zip(readers, opening, strict=True) if not first.finished]
         self._wake_up = wake_up
@@ -70,7 +77,7 @@ class GroupReader:
         deadline = loop.time() + timeout
         while True:
             self._wake_up.clear()
-            if self._client_gone or self._context.drain.draining:
+            if self._client_gone or self._context.drain.ends(resumable=self._resumable):
                 raise ReaderStopped
             pause = deadline - loop.time()
             try:
@@ -132,38 +139,42 @@ class _JobReader:
 
     async def _read(self) -> Progress:
         try:
-            (progress,) = await _read(self._context, [self.record.job_id], self.position)
+            (progress,) = await _read(self._context, [self.record.job_id], self.record.tenant, self.position)
         except JobNotFound:
             raise JobGone from None
         self._tailer.skip_to(self.record.job_id, progress.position)
         return progress
 
 
-async def _read(context: Context, job_ids: Sequence[str], after: int) -> list[Progress]:
+async def _read(context: Context, job_ids: Sequence[str], tenant: str, after: int) -> list[Progress]:
     """One read of the logs, outside the feeds. Raises JobNotFound and what ``storage.errors`` names."""
     reads = [LogRead(job_id, after, READ_LIMIT) for job_id in job_ids]
     read: list[Progress] = []
-    for job_id, found in zip(job_ids, await context.store.run(lambda store: store.read(reads)), strict=True):
-        if found is None:
-            raise JobNotFound(f"there is no job {job_id}")
+    for job_id, log_slice in zip(job_ids, await context.store.run(lambda store: store.read(reads)), strict=True):
+        found = of_tenant(log_slice, job_id, tenant)
         # Entries newer than the record are left for the next read, so that both tell of the same moment.
         read.append(Progress(found.record, after, found.entries[: max(0, found.record.log_length - after)]))
     return read
 
 
 @contextlib.asynccontextmanager
-async def follow(context: Context, tailer: Tailer, job_ids: Sequence[str], after: int = 0) -> AsyncIterator[GroupReader]:
-    """Read the jobs' logs from ``after`` on. Raises JobNotFound and what ``storage.errors`` names."""
+async def follow(
+    context: Context, tailer: Tailer, job_ids: Sequence[str], tenant: str, after: int = 0, *, resumable: bool = True
+) -> AsyncIterator[GroupReader]:
+    """Read the jobs' logs from ``after`` on. Raises JobNotFound, TooManyStreams and what ``storage.errors`` names.
+
+    ``resumable``: another api could go on from here, so the reading ends when this one is replaced.
+    """
     wake_up = asyncio.Event()
-    # Watch first, then read: a change between the two is seen by both, never by neither.
-    feeds = [tailer.watch(job_id, after, wake_up) for job_id in job_ids]
-    try:
-        opening = await _read(context, job_ids, after)
-        for first in opening:
-            tailer.skip_to(first.record.job_id, first.position)
-        readers = [_JobReader(context, tailer, feed, first) for feed, first in zip(feeds, opening, strict=True)]
-        with context.drain.waking(wake_up):
-            yield GroupReader(context, readers, opening, wake_up)
-    finally:
-        for job_id in job_ids:
-            tailer.unwatch(job_id, wake_up)
+    with context.streams.one_for(tenant), context.drain.waking(wake_up):
+        # Watch first, then read: a change between the two is seen by both, never by neither.
+        feeds = [tailer.watch(job_id, after, wake_up) for job_id in job_ids]
+        try:
+            opening = await _read(context, job_ids, tenant, after)
+            for first in opening:
+                tailer.skip_to(first.record.job_id, first.position)
+            readers = [_JobReader(context, tailer, feed, first) for feed, first in zip(feeds, opening, strict=True)]
+            yield GroupReader(context, readers, opening, wake_up, resumable)
+        finally:
+            for job_id in job_ids:
+                tailer.unwatch(job_id, wake_up)

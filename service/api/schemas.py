@@ -5,52 +5,85 @@ Only what can be judged without the model is judged here; ``service.api.submissi
 
 import json
 import re
-from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
+from service.api.formats import ResponseFormat
 from service.api.problems import InvalidRequest
+from service.api.request_model import NULL, UNION_MARK, RequestModel, as_parts, refuse, tell_nulls
 
 MAX_STOPS = 16
 MAX_CHOICES = 16
+MAX_ALL_CHOICES = 128  #: of one request: its prompts, and ``n`` for each
 _MAX_STOP_LENGTH = 1024
+#: No object that may be sent has more. A million unknown names kept the event loop for 14 s, a million bad parts of a message
+#: took 2.8 GB: pydantic explains each. So objects end here, and lists of objects with their first error (``fail_fast``).
+_MAX_NAMES = 1024
+_SHOWN = 128  #: characters of a client's own words in an answer
 _INT64 = 1 << 63
-_YEAR = 366 * 86_400
+MAX_DEADLINE = 366 * 86_400  #: seconds
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
-_TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_PROMPT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, _TOKEN_IDS]}
-_CONTENT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array"}]}
 
+Metadata = dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]]
 
-def _refuse(message: str, code: str = "invalid_value") -> NoReturn:
-    # Jinja-like braces in a message would be taken for pydantic's own placeholders.
-    raise PydanticCustomError(code, "{reason}", {"reason": message})
+# What validators decide and pydantic cannot tell, for the OpenAPI document.
+_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
+_TOKEN_IDS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_PROMPTS: dict[str, Any] = {
+    "type": "array", "minItems": 1, "maxItems": MAX_ALL_CHOICES, "items": {"anyOf": [_TEXT, _TOKEN_IDS]},
+}  # fmt: skip
+_STOP: dict[str, Any] = {**_TEXT, "maxLength": _MAX_STOP_LENGTH}
+_STOPS: dict[str, Any] = {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}]}
 
 
 def _checked_prompt(value: Any) -> str | list[int]:
     if isinstance(value, str):
-        return value if value else _refuse("the prompt is empty: give at least one token")
+        return value if value else refuse("the prompt is empty: give at least one token")
     if not isinstance(value, list):
-        _refuse("must be a string or an array of token ids")
+        refuse("must be a string or an array of token ids")
     if not value:
-        _refuse("the prompt is empty: give at least one token")
+        refuse("the prompt is empty: give at least one token")
     if not all(type(token) is int for token in value):  # type(), since True is an int too
-        _refuse("an array prompt must hold token ids (integers) only")
+        refuse("an array prompt must hold token ids (integers) only")
     return value
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+def _listed_prompts(value: Any) -> list[Any]:
+    """One prompt, or an array of them, as an array."""
+    if not isinstance(value, list) or (value and isinstance(value[0], int)):
+        return [_checked_prompt(value)]
+    if not value:
+        refuse("the prompt is empty: give at least one token")
+    if len(value) > MAX_ALL_CHOICES:
+        refuse(f"at most {MAX_ALL_CHOICES} prompts in one request, got {len(value)}")
+    return value
 
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, values: Any) -> Any:
-        """OpenAI's clients send null for "not given"."""
-        return {key: value for key, value in values.items() if value is not None} if isinstance(values, dict) else values
+
+def _tell_text(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [{"type": "string"}, {"type": schema.pop("type"), "items": schema.pop("items")}]
 
 
-class Sampling(_Request):
+def _tell_one_input(schema: dict[str, Any]) -> None:
+    tell_nulls(schema)
+    names = ("prompt", "messages")
+    schema["oneOf"] = [
+        {"required": [one], "properties": {one: {"not": NULL}, other: NULL}} for one, other in (names, reversed(names))
+    ]
+
+
+class Sampling(RequestModel):
     """The fields that all ways of making a job share."""
 
     model: str | None = Field(None, description="The served model; may be left out.")
@@ -62,20 +95,28 @@ class Sampling(_Request):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(
-        {}, max_length=1024, description="Token id -> what is added to its logit."
+        {},
+        max_length=_MAX_NAMES,
+        description="Token id -> what is added to its logit.",
+        json_schema_extra={"propertyNames": {"pattern": f"^{_TOKEN_ID.pattern}$"}},
     )
     min_tokens: int = Field(0, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20, description="Log probabilities of this many tokens at each position.")
-    stop: str | list[str] = Field([], description=f"Up to {MAX_STOPS} strings that end the text and are not part of it.")
+    stop: str | list[str] = Field(
+        [], description=f"Up to {MAX_STOPS} strings that end the text and are not part of it.", json_schema_extra=_STOPS
+    )
     ignore_eos: bool = Field(False, description="Go on to exactly max_tokens.")
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64, description="Drawn at random when left out.")
+
+    priority: int = Field(0, ge=-100, le=100, description="Higher runs first.")
+    deadline_seconds: float | None = Field(None, gt=0, le=MAX_DEADLINE, description="The job fails when it is not done by then.")
 
     @field_validator("logit_bias")
     @classmethod
     def _bias_by_token(cls, value: dict[str, float]) -> dict[str, float]:
         for key in value:
             if not _TOKEN_ID.fullmatch(key):
-                _refuse("keys must be token ids")
+                refuse("keys must be token ids")
         return value
 
     @field_validator("stop", mode="plain")
@@ -83,11 +124,11 @@ class Sampling(_Request):
     def _stops(cls, value: Any) -> list[str]:
         stops = [value] if isinstance(value, str) else value
         if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-            _refuse("must be a string or an array of strings")
+            refuse("must be a string or an array of strings")
         if len(stops) > MAX_STOPS:
-            _refuse(f"at most {MAX_STOPS} strings, got {len(stops)}")
+            refuse(f"at most {MAX_STOPS} strings, got {len(stops)}")
         if not all(0 < len(stop) <= _MAX_STOP_LENGTH for stop in stops):
-            _refuse(f"each string must have 1 to {_MAX_STOP_LENGTH} characters")
+            refuse(f"each string must have 1 to {_MAX_STOP_LENGTH} characters")
         return stops
 
     @property
@@ -95,22 +136,20 @@ class Sampling(_Request):
         return tuple(self.stop)
 
 
-class TextPart(_Request):
+class TextPart(RequestModel):
     type: Literal["text"]
     text: str
 
 
-class Message(_Request):
+class Message(RequestModel):
     role: Literal["system", "user", "assistant", "tool"]
-    content: list[TextPart] = Field(json_schema_extra=_CONTENT_SCHEMA)
+    content: list[TextPart] = Field(fail_fast=True, json_schema_extra=_tell_text)
     name: str | None = None
 
     @field_validator("content", mode="before")
     @classmethod
     def _parts(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return [{"type": "text", "text": value}]
-        return value if isinstance(value, list) else _refuse("must be a string or an array of text parts")
+        return as_parts(value)
 
     def plain(self) -> dict[str, str]:
         """As chat templates want it: one string."""
@@ -121,14 +160,17 @@ class Message(_Request):
 class JobRequest(Sampling):
     """The body of ``POST /v1/jobs``."""
 
-    prompt: Any = Field(None, json_schema_extra=_PROMPT_SCHEMA, description="Text or token ids; this or `messages`.")
-    messages: list[Message] | None = Field(None, min_length=1, max_length=4096, description="A chat; this or `prompt`.")
-    max_tokens: int | None = Field(None, ge=1, description="Left out: what the context still holds.")
-    priority: int = Field(0, ge=-100, le=100, description="Higher runs first.")
-    deadline_seconds: float | None = Field(None, gt=0, le=_YEAR, description="The job fails when it is not done by then.")
-    metadata: dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]] = Field(
-        {}, max_length=16
+    model_config = ConfigDict(json_schema_extra=_tell_one_input)
+
+    prompt: Any = Field(
+        None, json_schema_extra={"anyOf": [_TEXT, _TOKEN_IDS]}, description="Text or token ids; this or `messages`."
     )
+    messages: list[Message] | None = Field(
+        None, min_length=1, max_length=4096, fail_fast=True, description="A chat; this or `prompt`."
+    )
+    max_tokens: int | None = Field(None, ge=1, description="Left out: what the context still holds.")
+    response_format: ResponseFormat | None = Field(None, description="What the text must be; left out: anything.")
+    metadata: Metadata = Field({}, max_length=16)
 
     @field_validator("prompt", mode="plain")
     @classmethod
@@ -138,11 +180,11 @@ class JobRequest(Sampling):
     @model_validator(mode="after")
     def _one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            _refuse("give exactly one of prompt and messages", "one_of:prompt")
+            refuse("give exactly one of prompt and messages", "one_of:prompt")
         return self
 
 
-class StreamOptions(_Request):
+class StreamOptions(RequestModel):
     include_usage: bool = False
     include_obfuscation: bool = False  #: padding against traffic analysis: newer SDKs know the switch; we send none
 
@@ -151,40 +193,51 @@ class CompletionRequest(Sampling):
     """The body of ``POST /v1/completions``: OpenAI's legacy shape, with vLLM's extra sampling fields."""
 
     model: str
-    prompt: Any = Field(json_schema_extra=_PROMPT_SCHEMA, description="Text, token ids, or an array holding one of these.")
+    prompt: Annotated[
+        list[Annotated[Any, PlainValidator(_checked_prompt)]],
+        BeforeValidator(_listed_prompts),
+        WithJsonSchema({"anyOf": [_TEXT, _TOKEN_IDS, _PROMPTS]}),
+    ] = Field(fail_fast=True, description="Text or token ids, or an array of such prompts, each of which gets n answers.")
     max_tokens: int = Field(16, ge=1)
+    response_format: ResponseFormat | None = Field(None, description="What the text must be; left out: anything.")
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Accepted and not used.")
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers to the one prompt. Choice i draws with seed + i.")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers to each prompt. The i-th of a prompt draws with seed + i.")
     best_of: int | None = Field(None, description="As many as n, or left out: none is thrown away.")
-    echo: bool = False
-    suffix: str | None = None
-
-    @field_validator("prompt", mode="plain")
-    @classmethod
-    def _prompt(cls, value: Any) -> str | list[int]:
-        if isinstance(value, list) and value and not isinstance(value[0], int):
-            if len(value) > 1:
-                _refuse(f"one prompt for each request, got {len(value)}", "unsupported_value")
-            value = value[0]
-        return _checked_prompt(value)
+    echo: bool = Field(False, description="Each answer's text begins with its prompt's. Not together with logprobs.")
+    suffix: str | None = Field(None, json_schema_extra={"maxLength": 0})
 
     @field_validator("best_of")
     @classmethod
     def _all_are_answered(cls, value: int, info: ValidationInfo) -> int:
         n = info.data.get("n", value)  # missing where it was refused itself
-        return value if value == n else _refuse(f"must be equal to n ({n}) or left out, got {value}", "unsupported_value")
+        return value if value == n else refuse(f"must be equal to n ({n}) or left out, got {value}", "unsupported_value")
 
-    @field_validator("echo", "suffix")
+    @field_validator("suffix")
     @classmethod
     def _unsupported(cls, value: Any) -> Any:
-        return _refuse("is not supported", "unsupported_value") if value else value
+        return refuse("is not supported", "unsupported_value") if value else value
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        if (number := len(self.prompt) * self.n) > MAX_ALL_CHOICES:
+            refuse(
+                f"{len(self.prompt)} prompts with n {self.n} are {number} answers, and at most {MAX_ALL_CHOICES} are possible",
+                "one_of:n",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_have_no_logprobs(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            refuse("not together with echo: those of the prompt are not kept", "one_of:logprobs")
+        return self
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            _refuse("only together with stream: true", "one_of:stream_options")
+            refuse("only together with stream: true", "one_of:stream_options")
         return self
 
 
@@ -197,7 +250,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     It lets NaN and Infinity through, too; those are refused by the models, which can name the field.
     """
     try:
-        value = json.loads(body, object_pairs_hook=_refuse_duplicates)
+        value = json.loads(body, object_pairs_hook=_checked_object)
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError among them
@@ -213,7 +266,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > _MAX_NAMES:
+        raise ValueError(f"an object has {len(pairs)} names, and at most {_MAX_NAMES} are possible")
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
@@ -223,13 +278,13 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _printable(name: str) -> str:
-    return name.encode(errors="replace").decode()[:64]
+    return name.encode(errors="replace").decode()[:_SHOWN]
 
 
-_Model = TypeVar("_Model", bound=_Request)
+_Model = TypeVar("_Model", bound=RequestModel)
 
 
-def validate(model: type[_Model], values: dict[str, Any]) -> _Model:
+def validate(model: type[_Model], values: Mapping[str, Any]) -> _Model:
     """Raises InvalidRequest that names the first field at fault; ``errors`` lists all."""
     try:
         return model.model_validate(values)
@@ -243,10 +298,12 @@ def validate(model: type[_Model], values: dict[str, Any]) -> _Model:
 
 def _explain(location: tuple[int | str, ...], kind: str, message: str) -> tuple[str | None, str, str]:
     """(field, message, code)"""
-    steps = [step for step in location if step != "[key]"]  # pydantic's own mark: the key is at fault, not the value
-    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".") or None
+    # "[key]" is pydantic's own mark: the key is at fault, not the value.
+    steps = [step for step in location if step != "[key]" and not str(step).startswith(UNION_MARK)]
+    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".")[:_SHOWN] or None
     if kind.startswith("one_of:"):
-        return kind.removeprefix("one_of:"), message, "invalid_value"
+        name = kind.removeprefix("one_of:")
+        return f"{param}.{name}" if param else name, message, "invalid_value"
     if kind == "extra_forbidden":
         return param, "this field is not known here", "unknown_field"
     if kind == "missing":

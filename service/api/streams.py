@@ -1,7 +1,7 @@
 """A server-sent event stream over a job or a group of them: what all surfaces share. What it looks like is the renderer's business.
 
-A stream ends with its jobs (and with whatever the renderer says then), when its client goes away, or when this process is drained;
-the last two without a terminal event: the client may come back, to any api, with its position.
+A stream ends with its jobs (and with whatever the renderer says then), when its client goes away, or when this process is drained,
+a resumable one also when it is replaced; then without a terminal event: the client may come back, to any api, with its position.
 """
 
 import asyncio
@@ -44,19 +44,30 @@ class Renderer(Protocol):
 class EventStream(Response):
     """Errors before the first byte are raised from the call, and answered as problems like any other."""
 
-    def __init__(self, context: Context, tailer: Tailer, job_ids: Sequence[str], after: int, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        context: Context,
+        tailer: Tailer,
+        job_ids: Sequence[str],
+        after: int,
+        renderer: Renderer,
+        *,
+        resumable: bool = True,
+    ) -> None:
         self.background: BackgroundTask | None = None
         self._context = context
         self._tailer = tailer
         self._job_ids = job_ids
         self._after = after
         self._renderer = renderer
+        self._resumable = resumable
         self.status_code = 200
         self.init_headers(SSE_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with follow(self._context, self._tailer, self._job_ids, self._after) as reader:
+            tenant = scope["state"]["tenant"]
+            async with follow(self._context, self._tailer, self._job_ids, tenant, self._after, resumable=self._resumable) as reader:
                 other = self._renderer.open(reader.record)
                 if other is not None:
                     await other(scope, receive, send)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import structlog
 
-from engine.core import Admission, Engine, TokenOutput
-from engine.errors import InvalidRequest, RequestTooLarge
+from engine.core import Admission, Engine, Failure, TokenOutput
+from engine.errors import GrammarFailed, InvalidRequest, RequestTooLarge
 from engine.sequence import FinishReason
-from recovery.sequences import Held, LogDamaged, commit_of, finish_of, hold
+from recovery.sequences import CannotGoOn, Held, LogDamaged, commit_of, finish_of, hold
 from service.worker.state import Identity, LoopState, Observer, Taken, Wakeups
 from service.worker.store_thread import StoreThread
-from storage.records import Commit, OwnedJob, Renewed
+from storage.records import Commit, Finish, JobError, JobStatus, OwnedJob, Renewed
 
 log = structlog.get_logger("midsentence.engine")
 
@@ -46,11 +46,12 @@ class Holdings:
         bound = log.bind(job_id=job_id, request_id=taken.record.request_id)
         try:
             held, request = hold(taken.owned, taken.record, taken.entries, who.arithmetic_fingerprint)
-        except LogDamaged as error:
-            problem = str(error)
-            bound.error("log_damaged", problem=problem)
-            self._observer.lost(taken.record.log_length)
-            self._store.submit(lambda store: store.fail(job_id, "log_damaged", problem))
+        except CannotGoOn as error:
+            code, problem = error.code, str(error)
+            bound.error(code, problem=problem)
+            if isinstance(error, LogDamaged):
+                self._observer.lost(taken.record.log_length)
+            self._store.submit(lambda store: store.fail(job_id, code, problem))
             return None
         self._held[job_id] = held
         try:
@@ -64,6 +65,8 @@ class Holdings:
             self.forget(job_id)
             finish = finish_of(FinishReason.LENGTH, held.spec)
             return Commit(job_id, held.owned.fence, held.log_length, held.chain, finish=finish)
+        except GrammarFailed as error:
+            return self.fail(Failure(job_id, error))
         if not request.publishes:
             # Logged tokens never change and old pages still verify; only equality with the uninterrupted run is off.
             bound.warning("arithmetic_changed", hint="the job goes on, but not bit for bit as it began")
@@ -100,6 +103,14 @@ class Holdings:
             tokens_replayed=replayed,
             pages_restored=restored,
         )
+
+    def fail(self, failure: Failure) -> Commit:
+        """The end of a job that can have no further token, as it would have none from any other engine either."""
+        held, problem, code = self._held[failure.sequence_id], str(failure.error), failure.error.code
+        log.error(code, job_id=held.job_id, request_id=held.record.request_id, tokens=held.log_length, problem=problem)
+        self.forget(held.job_id)
+        finish = Finish(JobStatus.FAILED, error=JobError(code, problem))
+        return Commit(held.job_id, held.owned.fence, held.log_length, held.chain, finish=finish)
 
     def reconcile(self, renewed: Renewed) -> None:
         """Held but not listed: drop. Listed but not held: a claim will bring it."""

@@ -1,7 +1,9 @@
 """The engine's only HTTP: metrics and health, on a thread of its own so that a busy step loop still answers."""
 
 import json
+import sys
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,19 +13,27 @@ from typing import Any, Self
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from service.api_keys import WITHHELD_REASON, ApiKeys
 from service.errors import PortInUse
+from service.logs import get_logger
 from service.settings import Settings
 from service.version import own_version
+
+_log = get_logger("engine.http")
+_ACCEPT_AGAIN = 0.5  #: seconds
+_PUBLIC = ("/livez", "/readyz")
 
 
 class EngineHttp:
     """``/metrics``, ``/livez``, ``/readyz``, ``/version`` on ``engine_port``; nothing at all when that is 0.
 
-    ``readiness`` gives the reasons why the engine is not ready (what -> why), empty when it is. Called on a server thread.
+    Where there are API keys, all but the probes needs one, as at the API. ``readiness`` gives the reasons why the engine is not
+    ready (what -> why), empty when it is. Called on a server thread.
     """
 
     def __init__(self, settings: Settings, registry: CollectorRegistry, readiness: Callable[[], dict[str, str]]) -> None:
         self._address = (settings.host, settings.engine_port)
+        self._keys = ApiKeys(settings.api_keys_file) if settings.api_keys_file is not None else None
         self._registry = registry
         self._readiness = readiness
         self._server: ThreadingHTTPServer | None = None
@@ -48,14 +58,18 @@ class EngineHttp:
             self._server.shutdown()
             self._server.server_close()
 
-    def answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
+    def answer(self, path: str, authorization: str) -> tuple[HTTPStatus, str, bytes]:
         """Status, content type and body for a GET of ``path``."""
+        if path not in _PUBLIC and self._keys is not None and self._keys.tenant_of(authorization) is None:
+            return _json(HTTPStatus.UNAUTHORIZED, {"status": "this needs an API key: send it as `Authorization: Bearer KEY`"})
         if path == "/metrics":
             return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry)
         if path == "/livez":
             return _json(HTTPStatus.OK, {"status": "alive"})
         if path == "/readyz":
             reasons = self._readiness()
+            if self._keys is not None:
+                reasons = dict.fromkeys(reasons, WITHHELD_REASON)
             status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
             return _json(status, {"status": "not ready" if reasons else "ready", "reasons": reasons})
         if path == "/version":
@@ -67,6 +81,17 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     #: A restart must not wait for TIME_WAIT; two living engines on one port are still refused.
     allow_reuse_address = True
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # no descriptor is left: who waits to be accepted would wake us again at once, and again
+            time.sleep(_ACCEPT_AGAIN)
+            raise
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that did not wait for its answer is no news
+            _log.exception("request_failed")
 
 
 def _json(status: HTTPStatus, body: dict[str, object]) -> tuple[HTTPStatus, str, bytes]:
@@ -80,7 +105,7 @@ def _handler_for(http: EngineHttp) -> type[BaseHTTPRequestHandler]:
         sys_version = ""
 
         def do_GET(self) -> None:
-            status, content_type, body = http.answer(self.path.partition("?")[0])
+            status, content_type, body = http.answer(self.path.partition("?")[0], self.headers.get("Authorization", ""))
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))

@@ -17,12 +17,13 @@ from service.worker.holdings import Holdings
 from service.worker.state import Identity, LoopState, Observer, Taken, Wakeups, new_incarnation, take_in
 from service.worker.store_thread import StoreThread
 from storage.errors import EngineDead, WrongStore
-from storage.failpoints import hit
+from storage.failpoints import armed, hit
 from storage.job_store import JobStore
 from storage.records import Commit, JobAnswer, OwnedJob, Renewed, StepAnswers, StepWrites
 
 log = structlog.get_logger("midsentence.engine")
 
+POISON = "prompt."  #: + a prompt's first token: the failpoint of every step that computed such a job
 _IDLE_WAIT = 0.25  #: seconds; every event that matters wakes the loop earlier
 _REFUSED_PATIENCE = 60.0  #: seconds that an engine waits with its memory for the right store to come back
 
@@ -48,6 +49,7 @@ class EngineLoop:
         *,
         register: Callable[[str], "Future[tuple[OwnedJob, ...]]"],
         on_mark: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._checkpointer = checkpointer
@@ -57,14 +59,17 @@ class EngineLoop:
         self._wakeups = wakeups
         self._register = register
         self._on_mark = on_mark
+        self._clock = clock
         self.state = LoopState()
         self._jobs = Holdings(engine, store, observer, wakeups, self.state)
         self._pending: list[_Pending] = []
+        self._registering: Future[tuple[OwnedJob, ...]] | None = None
         self._claiming: Future[list[Taken]] | None = None
         self._next_claim = 0.0
         self._renewals: list[Renewed] = []
-        self._dead = False
+        self._dead = ""  #: the incarnation that was declared dead last
         self._checked = False  #: the engine's books, since its last step
+        self._poisoned = armed(POISON)
 
     # --- called by other threads --------------------------------------------------------------------------------------
 
@@ -79,14 +84,15 @@ class EngineLoop:
 
     def heartbeat(self, store: JobStore, step_timeout: float) -> None:
         """Renew, on the store thread. A loop that hangs in a step must not look alive."""
+        who = self._identity  # before the look at ``registered``: the loop may start over at any moment
         started = self.state.step_started
-        if not self.state.registered or (started is not None and time.monotonic() - started > step_timeout):
+        if not self.state.registered or (started is not None and self._clock() - started > step_timeout):
             return
         try:
-            self._renewals.append(store.renew(self._identity.info.engine_id, self._identity.incarnation))
+            self._renewals.append(store.renew(who.info.engine_id, who.incarnation))
             self.state.refused = None
         except EngineDead:
-            self._dead = True
+            self._dead = who.incarnation
         except WrongStore as error:
             self._refuse(error)
 
@@ -94,52 +100,78 @@ class EngineLoop:
 
     def run(self, owned: tuple[OwnedJob, ...]) -> None:
         """Work until drained, beginning with what registration gave us. Raises WrongStore when it stayed wrong for a minute."""
-        self.state.registered = True
-        self._claiming = self._store.submit(lambda store: take_in(store, owned))
+        self.begin(owned)
         while not self.state.draining:
             self._wakeups.event.clear()
-            self._apply_renewals()
-            self._apply_answers()
-            if self._dead:
-                self._start_over()
-            self._claim()
-            if self.state.refused is not None:
-                self._stand_by()
-            elif len(self._pending) > 1:
-                self._wakeups.event.wait(_IDLE_WAIT)  # run-ahead is one step
-            elif self._engine.has_work:
-                self._step()
-            else:
-                self._idle()
+            if wait := self.turn():
+                self._wakeups.event.wait(wait)
+
+    def begin(self, owned: tuple[OwnedJob, ...]) -> None:
+        """We are registered, and these jobs are ours."""
+        self.state.registered = True
+        self._claiming = self._store.submit(lambda store: take_in(store, owned))
+
+    def turn(self) -> float:
+        """Apply what was answered, then compute one step if there is one to compute. Never waits.
+
+        Returns after how many seconds to come again, unless a wake-up comes first. Raises WrongStore when it stayed wrong for a
+        minute.
+        """
+        self._wakeups.take_looks()
+        if not self._is_registered():
+            return _IDLE_WAIT
+        self._apply_renewals()
+        self._apply_answers()
+        if self._is_dead:
+            self._start_over()
+            return 0.0
+        self._claim()
+        if self.state.refused is not None:
+            return self._stand_by()
+        if len(self._pending) > 1:
+            return _IDLE_WAIT  # run-ahead is one step
+        if self._engine.has_work:
+            self._step()
+            return 0.0
+        self._idle()
+        return _IDLE_WAIT
 
     def settle(self, timeout: float) -> bool:
         """Drain: copies in flight, then every answer. False when the store did not answer in time."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
+        deadline = self._clock() + timeout
+        while self._clock() < deadline:
             self._wakeups.event.clear()
-            self._engine.collect()
-            self._apply_answers()
-            claimed = self._take_claimed()  # an answer that nobody takes in would be waited for, and its jobs never released
-            if self._checkpointer.has_writes and not self._pending:
-                self._send(())
-            if not (self._pending or self._engine.residency.in_flight or self._checkpointer.has_writes) and claimed:
+            if self.settled():
                 return True
             self._wakeups.event.wait(0.01)
         return False
+
+    def settled(self) -> bool:
+        """Apply what came back, and send what is ready. Whether nothing is on its way any more."""
+        self._engine.collect()
+        self._apply_answers()
+        claimed = self._take_claimed()  # an answer that nobody takes in would be waited for, and its jobs never released
+        if self._checkpointer.has_writes and not self._pending:
+            self._send(())
+        return claimed and not (self._pending or self._engine.residency.in_flight or self._checkpointer.has_writes)
 
     def held_jobs(self) -> list[OwnedJob]:
         return self._jobs.owned
 
     def _step(self) -> None:
-        self.state.step_started = time.monotonic()
+        self.state.step_started = self._clock()
         self._checked = False
         result = self._engine.step()
+        if self._poisoned:
+            for sequence in self._engine.scheduler.running:
+                hit(f"{POISON}{sequence.tokens[0]}")
         hit("worker.after_step")
-        seconds = time.monotonic() - self.state.step_started
+        seconds = self._clock() - self.state.step_started
         self.state.step_started = None
         for admission in result.admissions:
             self._jobs.admitted(admission)
         commits = tuple(self._jobs.commit(output, self._identity) for output in result.outputs)
+        commits += tuple(map(self._jobs.fail, result.failures))
         hit("worker.before_commit")
         self._send(commits)
         self._observer.stepped(result, seconds)
@@ -149,7 +181,7 @@ class EngineLoop:
         if not (commits or publish or drop):
             return
         writes = StepWrites(commits, publish, drop)
-        self._pending.append(_Pending(writes, self._submit(writes), time.monotonic()))
+        self._pending.append(_Pending(writes, self._submit(writes), self._clock()))
 
     def _submit(self, writes: StepWrites) -> "Future[StepAnswers]":
         who = self._identity
@@ -162,7 +194,7 @@ class EngineLoop:
             try:
                 answers = pending.future.result()
             except EngineDead:
-                self._dead = True
+                self._dead = self._identity.incarnation
                 return
             except WrongStore as error:
                 # Nothing was written. The step is kept, and sent again should the store turn out to be ours after all.
@@ -175,7 +207,7 @@ class EngineLoop:
             self._checkpointer.written(pending.writes.publish, pending.writes.drop)
             for commit, answer in zip(pending.writes.commits, answers.commits, strict=True):
                 self._apply_answer(commit, answer)
-            self._observer.committed(answers, pending.writes.commits, time.monotonic() - pending.sent_at)
+            self._observer.committed(answers, pending.writes.commits, self._clock() - pending.sent_at)
 
     def _apply_answer(self, commit: Commit, answer: JobAnswer) -> None:
         if answer.accepted:
@@ -192,8 +224,8 @@ class EngineLoop:
         if not self._take_claimed():
             return
         room = self._engine.scheduler.budget.max_running - len(self._jobs)
-        now = time.monotonic()
-        if self._dead or self.state.refused or self._store.away_since or room <= 0:
+        now = self._clock()
+        if self._is_dead or self.state.refused or self._store.away_since or room <= 0:
             return
         if not self._wakeups.claim.is_set() and now < self._next_claim:
             return
@@ -224,7 +256,7 @@ class EngineLoop:
                 if end is not None:
                     self._send((end,))
         except EngineDead:
-            self._dead = True
+            self._dead = self._identity.incarnation
         except WrongStore as error:
             self._refuse(error)
         if not self.state.scanned:
@@ -243,8 +275,13 @@ class EngineLoop:
             self._on_mark(renewed.commit)
             self._jobs.reconcile(renewed)
 
+    @property
+    def _is_dead(self) -> bool:
+        """A beat of the last life may be answered only now: that says nothing of this one."""
+        return self._dead == self._identity.incarnation
+
     def _start_over(self) -> None:
-        """This incarnation was declared dead: drop all, register anew, go on from the log."""
+        """This incarnation was declared dead: drop all and register anew."""
         log.warning("declared_dead", incarnation=self._identity.incarnation, jobs=len(self._jobs))
         self._observer.declared_dead()
         for job_id in self._jobs.job_ids:
@@ -254,31 +291,32 @@ class EngineLoop:
         self._pending.clear()
         self._renewals.clear()
         self._claiming = None
-        self._dead = self.state.registered = False
+        self.state.registered = False
         incarnation = new_incarnation()
         self._identity = replace(self._identity, incarnation=incarnation)
-        registered = self._register(incarnation)
-        while not registered.done():
-            if self.state.draining:
-                return
-            self._wakeups.event.wait(_IDLE_WAIT)
-            self._wakeups.event.clear()
-        owned = registered.result()
-        self.state.registered = True
-        self._claiming = self._store.submit(lambda store: take_in(store, owned))
+        self._registering = self._register(incarnation)
+
+    def _is_registered(self) -> bool:
+        """False while the answer to a new registration is on the way; with it the loop goes on from the log."""
+        if self._registering is not None:
+            if not self._registering.done():
+                return False
+            registering, self._registering = self._registering, None
+            self.begin(registering.result())
+        return True
 
     def _refuse(self, error: WrongStore) -> None:
         if self.state.refused is None:
             log.error("store_refused", problem=error.message, hint=error.hint)
-            self.state.refused_since = time.monotonic()
+            self.state.refused_since = self._clock()
         self.state.refused = error
 
-    def _stand_by(self) -> None:
+    def _stand_by(self) -> float:
         """Not our store: keep everything in memory, be not ready, give up after a minute. A beat that is accepted ends it."""
         refused = self.state.refused
-        if refused is not None and time.monotonic() - self.state.refused_since > _REFUSED_PATIENCE:
+        if refused is not None and self._clock() - self.state.refused_since > _REFUSED_PATIENCE:
             raise refused
-        self._wakeups.event.wait(1.0)
+        return 1.0
 
     def _idle(self) -> None:
         self._engine.collect()
@@ -288,4 +326,3 @@ class EngineLoop:
             self._engine.check()
             gc.collect()  # also empties the lists of freed tuples: 2,000 of each length, which fill over thousands of jobs
             self._checked = True
-        self._wakeups.event.wait(_IDLE_WAIT)

@@ -12,11 +12,33 @@ from service.metrics import EngineMetrics
 from storage.records import Commit, JobAnswer, StepAnswers
 
 
+@dataclass(slots=True)
+class Totals:
+    """Since this life of the engine began: what the dashboard shows the differences of."""
+
+    tokens: int = 0  #: committed
+    steps: int = 0
+    step_seconds: float = 0.0
+    gaps: int = 0  #: between two tokens of a job
+    gap_seconds: float = 0.0
+    recovered: int = 0  #: jobs taken up again after a death of their owner
+    pages_restored: int = 0
+    tokens_replayed: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Taken:
     at: float  #: monotonic, when the job got its pages
     resumed: bool
     created_at: float  #: by the store's clock
+
+
+def checkpoint_lag(engine: Engine) -> int:
+    """Tokens that a crash now would make somebody replay."""
+    running, residency, page_size = list(engine.scheduler.running), engine.residency, engine.cache.page_size
+    if residency.copies is None:
+        return sum(len(s.tokens) for s in running)
+    return sum(len(s.tokens) - s.num_sealed * page_size for s in running) + residency.copies.pages_leaving * page_size
 
 
 def _since(created_at: float) -> float:
@@ -33,18 +55,13 @@ class EngineObserver:
         self._last_token: dict[str, float] = {}
         self._taken: dict[str, _Taken] = {}
         self._counted: dict[Counter, float] = {}
+        self.totals = Totals()
         self._watch(engine)
 
     def _watch(self, engine: Engine) -> None:
         """Gauges are read when they are asked for: an idle engine takes no step that could bring them up to date."""
         metrics, scheduler, cache, residency = self._metrics, engine.scheduler, engine.cache, engine.residency
         pages = cache.gpu_manager.total_pages
-
-        def lag() -> float:
-            if residency.copies is None:
-                return sum(len(s.tokens) for s in list(scheduler.running))
-            unsealed = sum(len(s.tokens) - s.num_sealed * cache.page_size for s in list(scheduler.running))
-            return unsealed + residency.copies.pages_leaving * cache.page_size
 
         def host_usage() -> float:
             return 0.0 if cache.host is None else cache.cpu_manager.used_count / cache.cpu_manager.total_pages
@@ -58,13 +75,17 @@ class EngineObserver:
         metrics.kv_cache_usage_perc.set_function(lambda: 1 - residency.available / pages)
         metrics.swap_hidden_ratio.set_function(hidden)
         metrics.host_pool_usage_perc.set_function(host_usage)
-        metrics.checkpoint_lag_tokens.set_function(lag)
+        metrics.checkpoint_lag_tokens.set_function(lambda: checkpoint_lag(engine))
         self._count_preemptions(StepResult())  # a series that is not there yet reads as an unknown metric
+        for outcome in ("resumed", "replayed"):
+            metrics.recoveries.labels(outcome)
         self._count_pages()
 
     def stepped(self, result: StepResult, seconds: float) -> None:
         if result.prompt_rows or result.generated_rows:
             self._metrics.step_seconds.observe(seconds)
+            self.totals.steps += 1
+            self.totals.step_seconds += seconds
             if result.attention_seconds:
                 self._metrics.attention_seconds.observe(result.attention_seconds)
         self._count_preemptions(result)
@@ -77,11 +98,14 @@ class EngineObserver:
             if not answer.accepted:
                 continue
             self._metrics.generation_tokens.inc(len(commit.tokens))
+            self.totals.tokens += len(commit.tokens)
             if commit.job_id not in self._taken:  # dropped while its commit was on the way
                 continue
             before = self._last_token.get(commit.job_id)
             if before is not None:
                 self._metrics.inter_token_latency.observe(now - before)
+                self.totals.gaps += 1
+                self.totals.gap_seconds += now - before
             else:
                 self._first_commit(commit, now)
             self._last_token[commit.job_id] = now
@@ -102,6 +126,9 @@ class EngineObserver:
         metrics.recoveries.labels("resumed" if restored_pages else "replayed").inc()
         metrics.recovery_tokens_replayed.inc(restart.replayed)
         metrics.recovery_pages_restored.inc(restored_pages)
+        self.totals.recovered += 1
+        self.totals.pages_restored += restored_pages
+        self.totals.tokens_replayed += restart.replayed
 
     def dropped(self, job_id: str, reason: str) -> None:
         if reason == JobAnswer.FENCED:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 
@@ -22,25 +22,29 @@ from engine.assembly import Hooks, make_residency
 from engine.core import Engine
 from engine.residency import Residency
 from engine.scheduler import Budget, Preemption
-from recovery.checkpointer import Checkpointer, as_table
+from recovery.checkpointer import Checkpointer
 from service.errors import RegistrationRefused
-from service.lease import LeaseWatcher, boot_time
+from service.lease import pace
 from service.logs import get_logger
 from service.metrics import EngineMetrics
 from service.processes import Exit
 from service.settings import Settings
 from service.store_access import MarkWriter, OpenStore, open_store
+from service.tracing import Tracing, start_tracing
 from service.worker.build import Parts, build_parts, explain_refusal, load, refuse_other_model
 from service.worker.http import EngineHttp
+from service.worker.job_spans import JobSpans, Observers
 from service.worker.loop import EngineLoop
 from service.worker.observer import EngineObserver
 from service.worker.phases import Phases
 from service.worker.state import Identity, Wakeups, new_incarnation
 from service.worker.store_thread import StoreThread
+from service.worker.vitals import Vitals
+from service.worker.watch import Watch
 from storage.errors import StoreUnavailable, WrongStore
 from storage.failpoints import hit
 from storage.job_store import JobStore
-from storage.records import EngineInfo, EngineRecord, Registered, RegisterOutcome
+from storage.records import EngineInfo, Registered, RegisterOutcome
 
 log = get_logger("engine")
 
@@ -50,7 +54,9 @@ LastExit = Literal["benign", "crash"]
 class EngineWorker:
     """One life of the engine process, after its parts are built."""
 
-    def __init__(self, settings: Settings, parts: Parts, opened: OpenStore, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, settings: Settings, parts: Parts, opened: OpenStore, registry: CollectorRegistry, tracing: Tracing | None = None
+    ) -> None:
         self._settings = settings
         self._parts = parts
         self._opened = opened
@@ -58,10 +64,19 @@ class EngineWorker:
         self._wakeups = Wakeups()
         self._stopping = threading.Event()
         self._metrics = EngineMetrics(registry)
-        self._store_thread = StoreThread(opened.store, self._beat, on_wake=self._wakeups.wake, on_death=end_process)
+        self._store_thread = StoreThread(
+            opened.store,
+            self._beat,
+            interval=pace(settings.lease_seconds),
+            on_wake=self._wakeups.wake,
+            on_death=end_process,
+        )
         self._blame = False
         self._identity = self._make_identity()
+        self._spans = None if tracing is None else JobSpans(tracing, opened.engine_id)
         self._engine = self._make_engine()
+        self._observer = EngineObserver(self._metrics, self._engine)
+        self._checkpointer = Checkpointer(self._engine.residency.host)
         self.loop = self._make_loop()
 
     def _make_identity(self) -> Identity:
@@ -100,16 +115,15 @@ class EngineWorker:
         )
 
     def _make_residency(self) -> Residency:
-        """The pool's table belongs to whoever holds the pool's lock, so it can be read before registration."""
         settings, parts, pool_file = self._settings, self._parts, self._parts.pool_file
         return make_residency(
             parts.device,
             parts.host,
             prefill_chunk=settings.prefill_chunk,
             eviction=settings.eviction,
-            table=None if pool_file is None else as_table(self._opened.store.pool_table(pool_file.pool_id)),
             durable=pool_file is not None,
             reserve=0 if pool_file is None else min(32, max(1, pool_file.num_pages // 8)),
+            retention_seconds=settings.retention_seconds,
             hooks=Hooks(
                 on_problem=lambda event, problem: log.warning(event, problem=problem),
                 on_copied=self._wakeups.wake,
@@ -121,10 +135,10 @@ class EngineWorker:
     def _make_loop(self) -> EngineLoop:
         return EngineLoop(
             self._engine,
-            Checkpointer(self._engine.residency.host),
+            self._checkpointer,
             self._store_thread,
             self._identity,
-            EngineObserver(self._metrics, self._engine),
+            self._observer if self._spans is None else Observers(self._observer, self._spans),
             self._wakeups,
             register=lambda incarnation: self._store_thread.submit(
                 lambda store: self._register(store, incarnation, blame=False).owned
@@ -137,23 +151,35 @@ class EngineWorker:
     def run(self, last_exit: LastExit, phases: Phases) -> None:
         """Register, work until SIGTERM, drain. Raises RegistrationRefused or WrongStore where starting again would not help."""
         self._store_thread.start()
-        registered: Future[Registered] = self._store_thread.submit(
+        registered = self._store_thread.submit(
             lambda store: self._register(store, self._identity.incarnation, blame=last_exit == "crash")
         )
-        while not registered.done() and not self._stopping.is_set():
-            time.sleep(0.02)
-        if not registered.done():
+        table = self._store_thread.submit(lambda store: store.pool_table(self._identity.info.pool_id))
+        if not self._await(registered):
             return
         result = registered.result()
         for job_id in result.failed:
             log.error("job_failed_as_poison", job_id=job_id)
         phases.end("registration")
+        if not self._await(table):
+            return
+        self._checkpointer.adopt(table.result())
+        phases.end("page_table")
         who, jobs = self._identity, len(result.owned)
         log.info("registered", incarnation=who.incarnation, jobs=jobs, last_exit=last_exit, phases=phases.seconds)
-        for target, name in ((self._watch, "watch"), (self._hints, "hints"), (self._watchdog, "watchdog")):
+        helpers = ((self._watch, "watch"), (self._hints, "hints"), (self._watchdog, "watchdog"), (self._vitals, "vitals"))
+        for target, name in helpers:
             threading.Thread(target=guarded(target), name=name, daemon=True).start()
         self.loop.run(result.owned)
         self._drain()
+
+    def _await(self, answer: Future[Any]) -> bool:
+        """False when we are to stop first."""
+        while not answer.done():
+            if self._stopping.is_set():
+                return False
+            time.sleep(0.02)
+        return True
 
     def stop(self) -> None:
         self._stopping.set()
@@ -183,6 +209,8 @@ class EngineWorker:
             self._store_thread.submit(lambda store: store.release(who.info.engine_id, who.incarnation, jobs, affinity=stay))
         answered = self._store_thread.close(max(0.1, deadline - time.monotonic()))
         self._mark.flush()
+        if self._spans is not None:
+            self._spans.close()
         log.info("drained", jobs=len(jobs), released=settled and answered)
 
     # --- threads ------------------------------------------------------------------------------------------------------
@@ -210,24 +238,16 @@ class EngineWorker:
 
     def _watch(self) -> None:
         """Watch the other engines' beats, and end jobs whose deadline passed."""
-        store, watcher = self._opened.another(), LeaseWatcher(self._settings.lease_seconds)
-        while not self._stopping.wait(1.0):
-            try:
-                now = boot_time()
-                others = [e for e in store.engines() if e.info.engine_id != self._identity.info.engine_id]
-                for dead in watcher.observe(now, others):
-                    self._take_over(store, dead)
-                if store.sweep_deadlines():
-                    self._wakeups.hint()
-            except (StoreUnavailable, WrongStore):
-                watcher.restart()
+        watch = Watch(
+            self._opened.another(), self._identity.info.engine_id, self._settings.lease_seconds, on_change=self._wakeups.hint
+        )
+        while not self._stopping.wait(pace(self._settings.lease_seconds)):
+            watch.look()
 
-    def _take_over(self, store: JobStore, dead: EngineRecord) -> None:
-        moved = 0
-        while count := store.take_over(dead.info.engine_id, dead.incarnation, dead.beat):
-            moved += count
-        log.warning("engine_taken_over", engine_id=dead.info.engine_id, host=dead.info.host, jobs=moved)
-        self._wakeups.hint()
+    def _vitals(self) -> None:
+        """Tell whoever looks at the dashboard how this engine does."""
+        vitals = Vitals(self._engine, self._observer.totals, lambda: self.loop.identity, self._wakeups)
+        vitals.run(self._opened.another(), self._stopping)
 
     # --- registration -------------------------------------------------------------------------------------------------
 
@@ -287,7 +307,9 @@ def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float 
     sys.setswitchinterval(0.0005)
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    with EngineHttp(settings, registry, lambda: worker[0].readiness() if worker else {"starting": "the model is being loaded"}):
+    starting = {"starting": "the model is being loaded; its first start also converts it and compiles kernels"}
+    tracing = start_tracing("engine")
+    with EngineHttp(settings, registry, lambda: worker[0].readiness() if worker else starting):
         loaded = load(settings)
         phases.end("model")
         opened = open_store(settings, role="engine", stop=stop)
@@ -295,8 +317,7 @@ def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float 
         phases.end("store")
         parts = build_parts(settings, loaded, lock_wait=lock_wait)
         phases.end("pools")
-        worker.append(EngineWorker(settings, parts, opened, registry))
-        phases.end("page_table")
+        worker.append(EngineWorker(settings, parts, opened, registry, tracing))
         _settle_garbage_collector()
         if stop.is_set():
             worker[0].stop()

@@ -2,8 +2,11 @@
 
 import secrets
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
 
 from engine.core import StepResult
 from engine.sequence import Restart
@@ -12,6 +15,7 @@ from storage.errors import WrongStore
 from storage.job_store import JobStore
 from storage.records import Commit, EngineInfo, JobRecord, LogEntry, LogRead, OwnedJob, StepAnswers
 
+_T = TypeVar("_T")
 _LOG_PAGE = 10_000  #: log entries per read when a job is taken in
 
 
@@ -66,6 +70,7 @@ class LoopState:
 class Wakeups:
     event: threading.Event = field(default_factory=threading.Event)
     claim: threading.Event = field(default_factory=threading.Event)
+    _looks: "SimpleQueue[tuple[Callable[[], Any], Future[Any]]]" = field(default_factory=SimpleQueue)
 
     def wake(self) -> None:
         self.event.set()
@@ -74,6 +79,22 @@ class Wakeups:
         """Something changed in the store: there may be a job to claim."""
         self.claim.set()
         self.event.set()
+
+    def between_steps(self, look: Callable[[], _T]) -> "Future[_T]":
+        """Have the loop's own thread look at its books: nobody else may. ``look`` must be quick, and change nothing."""
+        future: Future[_T] = Future()
+        self._looks.put((look, future))
+        self.event.set()
+        return future
+
+    def take_looks(self) -> None:
+        """On the loop's thread."""
+        while not self._looks.empty():
+            look, future = self._looks.get()
+            try:
+                future.set_result(look())
+            except Exception as error:  # whoever asked is told; the loop has nothing to do with it
+                future.set_exception(error)
 
 
 def new_incarnation() -> str:

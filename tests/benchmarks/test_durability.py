@@ -5,9 +5,9 @@ import json
 import pytest
 
 from benchmarks.durability.amplification import sealed_pages
-from benchmarks.durability.figures import Figure, Goal, Section, median_ratio, slope, table
+from benchmarks.durability.figures import Figure, Goal, Section, median_error, median_ratio, slope, table
 from benchmarks.durability.setup import LogEvent, Options, log_events, pages_for
-from benchmarks.durability.streams import Stream, window_rate
+from benchmarks.durability.streams import Stream
 from benchmarks.durability.throughput import OFF, ON, order
 from benchmarks.durability.timeline import PARTS, START, NoRecovery, recovery, start_phases
 
@@ -43,11 +43,10 @@ def test_the_slope_of_a_line_and_of_a_point():
     assert slope([(0, 5)]) == 0
 
 
-def test_a_rate_counts_only_while_all_generate():
-    early, late = [0.0, 1.0, 2.0, 3.0, 4.0], [2.0, 2.5, 3.0, 3.5, 6.0]
-    assert window_rate([early, late]) == pytest.approx((2 + 3) / 2)  # from 2 to 4
-    with pytest.raises(ValueError, match="more tokens"):
-        window_rate([[0.0, 1.0], [2.0, 3.0]])
+def test_the_error_of_a_median_shrinks_with_the_number_of_turns():
+    assert median_error([1.0] * 10) == 0
+    few, many = (median_error([1 + i / count for i in range(count)]) for count in (10, 1000))
+    assert 0 < many < few
 
 
 def test_sides_go_first_in_turns():

@@ -1,4 +1,4 @@
-"""The real supervisor with stand-in children: ``python supervisor_rig.py DIR [engine-script]``. Says go to stdout.
+"""The real supervisor with stand-in children: ``python supervisor_rig.py DIR ENGINE-SCRIPT DRAIN [demo]``. Says go to stdout.
 
 The stand-ins die with their parent like the real ones; the engine's writes how it was started to ``DIR/starts``.
 """
@@ -6,7 +6,9 @@ The stand-ins die with their parent like the real ones; the engine's writes how 
 import sys
 from pathlib import Path
 
+from chaos.place import free_ports
 from service.children import Child
+from service.listening import ApiPort
 from service.processes import child_environment
 from service.settings import Settings
 from service.supervisor import Supervisor
@@ -41,9 +43,9 @@ DEAF = STEADY.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
 def main() -> int:
     directory = Path(sys.argv[1])
     script = {"steady": STEADY, "refusing": REFUSING, "crashing": CRASHING, "deaf": DEAF}[sys.argv[2]]
-    settings = Settings(data_dir=directory, port=1, engine_port=0, drain_timeout_seconds=float(sys.argv[3]))
+    settings = Settings(data_dir=directory, port=free_ports(1)[0], engine_port=0, drain_timeout_seconds=float(sys.argv[3]))
 
-    def children(told: Settings) -> list[Child]:
+    def children(told: Settings, _port: ApiPort) -> list[Child]:
         environment = child_environment(told.environment())
 
         def command(name: str, code: str) -> list[str]:
@@ -54,7 +56,10 @@ def main() -> int:
             Child("api", command("api", STEADY), environment, settings.run_dir),
         ]
 
-    return Supervisor(settings, children=children, say=lambda text: print(text, flush=True)).run()
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    return Supervisor(settings, children=children, say=say, demo_controls="demo" in sys.argv).run()
 
 
 if __name__ == "__main__":

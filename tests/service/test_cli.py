@@ -34,7 +34,7 @@ def test_help_lists_the_commands_quickly():
     ran = midsentence("--help")
     assert time.monotonic() - began < 5.0  # half a second on a quiet machine; the next test holds what makes it so
     assert ran.returncode == 0
-    for command in ("serve", "api", "engine", "recover", "jobs", "submit", "doctor", "demo", "config"):
+    for command in ("serve", "api", "engine", "recover", "verify", "jobs", "submit", "doctor", "demo", "config"):
         assert command in ran.stdout
 
 
@@ -55,8 +55,13 @@ def test_version():
         (["serve", "--page-siz", "3"], 2, "--page-siz"),
         (["serve", "--page-size", "zero"], 78, "--page-size: input should be a valid integer"),
         (["serve", "--prefill-chunk", "100"], 78, "prefill_chunk (100) must be a multiple of page_size (16)"),
+        (["serve", "--host", "0.0.0.0"], 78, "nobody would be asked for a key: set api_keys_file"),
+        (["keys", "add", "a:b", "--api-keys-file", "/nowhere/keys"], 78, "'a:b' cannot name a tenant"),
+        (["keys", "add", "a", "--api-keys-file", "/nowhere/keys"], 78, "cannot add a key to /nowhere/keys"),
         (["engine", "--redis-url", "http://x"], 78, "--redis-url: must begin with redis://"),
         (["config", "show", "--config", "/nowhere.toml"], 78, "cannot read the configuration file /nowhere.toml"),
+        (["verify", "--data-dir", "/nowhere"], 78, "there is no data directory /nowhere (name it with --data-dir)"),
+        (["recover", "--verify"], 2, "--verify"),
         (["jobs", "show"], 2, "JOB"),
         (["submit", "hi", "--file", "x"], 78, "given twice"),
         (["submit", "--file", "/nowhere.txt"], 78, "/nowhere.txt"),
@@ -111,6 +116,15 @@ def test_serve_refuses_a_directory_it_cannot_use(tmp_path):
     ran = midsentence("serve", "--data-dir", tmp_path / "file" / "data")
     assert ran.returncode == 78
     assert "choose another --data-dir" in ran.stderr
+
+
+def test_an_engine_that_cannot_keep_its_kernels_is_refused_with_the_variable_to_set(tmp_path):
+    """On a read-only root numba raised, and the supervisor started the engine again for ever."""
+    nowhere = {"XDG_CACHE_HOME": "/proc/none", "NUMBA_CACHE_DIR": ""}
+    ran = midsentence("engine", "--data-dir", tmp_path, "--redis-url", "unix:///none", timeout=120, **nowhere)
+    assert ran.returncode == 78
+    assert "compiled kernels cannot be kept in /proc/none/midsentence/kernels/" in ran.stderr
+    assert "set XDG_CACHE_HOME" in ran.stderr
 
 
 def test_doctor_finds_what_would_fail(tmp_path):

@@ -1,19 +1,24 @@
 """The engine loop against the in-memory store: crashes, lost replies, takeovers. Every job ends with the tokens it has alone."""
 
 import gc
+import json
 import random
 import threading
 import time
 from dataclasses import replace
 
 import pytest
+from tokenizers import Tokenizer
 
 from engine.model import load_model
 from storage import chain
-from storage.errors import StoreUnavailable
-from storage.records import JobStatus, LogRead
-from tests.lives import life, new_store, submit, wait_until
+from storage.errors import EngineDead, StoreUnavailable
+from storage.job_spec import JobSpec
+from storage.records import JobStatus, LogRead, NewJob
+from tests.json_schemas import json_grammar
+from tests.lives import Life, life, new_store, submit, wait_until
 from tests.rigs import make_rig, request
+from tests.storage.backends import EngineUnderTest
 
 LENGTHS = [3, 40, 16, 17, 33]
 
@@ -180,6 +185,28 @@ def test_an_engine_declared_dead_starts_over_and_nothing_runs_twice(tiny_folder,
     assert one.observer.deaths == 1
 
 
+def test_a_beat_of_the_last_life_that_is_answered_late_does_not_end_this_one(tiny_folder, tiny_model):
+    """Found by a partition: a commit and a beat on their way were both refused, and the engine started over twice."""
+    store = new_store()
+    one = life(tiny_folder, tiny_model, store)
+    last = one.loop.identity.incarnation
+
+    class Late:
+        def renew(self, engine_id, incarnation):
+            assert incarnation == last
+            while not (record := store.engines()[0]).dead and record.incarnation == last:  # its own beats go on
+                store.take_over(engine_id, last, record.beat)
+            wait_until(lambda: store.engines()[0].incarnation != last)
+            raise EngineDead("the answer to a beat that was sent before")
+
+    one.loop.heartbeat(Late(), 60)
+    submit(store, [request("after", 5, max_tokens=4)])
+    one.wakeups.hint()
+    wait_until(lambda: store.get("after").status.terminal)
+    one.crash()
+    assert one.observer.deaths == 1
+
+
 def test_two_engines_share_the_queue(tiny_folder, tiny_model, alone):
     store = new_store()
     one = life(tiny_folder, tiny_model, store)
@@ -230,6 +257,76 @@ def test_a_drain_takes_in_a_claim_that_is_on_its_way(tiny_folder, tiny_model):
     assert time.monotonic() - began < 5
     assert {store.get(job.sequence_id).status for job in requests()} == {JobStatus.QUEUED}
     assert {store.get(job.sequence_id).strikes for job in requests()} == {0}
+
+
+class Spoiled:
+    """A runner that gives no number for a prompt that begins with a certain token, and for its generated rows."""
+
+    def __init__(self, runner, first_token):
+        self._runner, self._first_token, self._tables = runner, first_token, set()
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def run_chunk(self, token_ids, start, page_table, **how):
+        logits = self._runner.run_chunk(token_ids, start, page_table, **how)
+        if start == 0 and token_ids[0] == self._first_token:
+            self._tables.add(int(page_table[0]))
+        return logits
+
+    def run_rows(self, token_ids, positions, page_tables, row_sequence, logits_rows):
+        logits = self._runner.run_rows(token_ids, positions, page_tables, row_sequence, logits_rows).clone()
+        for i, row in enumerate(logits_rows):
+            if int(page_tables[row_sequence[row], 0]) in self._tables:
+                logits[i, 3] = float("nan")
+        return logits
+
+
+def test_a_model_that_gives_no_number_for_a_job_fails_it_alone(tiny_folder, tiny_model, alone):
+    """It was a crash of the engine, three times over, with every job on board."""
+    store, jobs = new_store(), requests()
+    submit(store, jobs)
+    rig = make_rig(tiny_folder, tiny_model, host_pages=128)
+    rig.engine._runner = Spoiled(rig.engine._runner, jobs[3].prompt_ids[0])
+    one = Life(rig, store)
+    wait_until(lambda: ended(store))
+    one.crash()
+    failed = store.get("job-3")
+    assert (failed.status, failed.error.code, failed.strikes) == (JobStatus.FAILED, "invalid_logits", 0)
+    assert logs(store) == {**alone, "job-3": alone["job-3"][:1]}
+
+
+def test_a_job_of_a_newer_version_fails_alone(tiny_folder, tiny_model, alone):
+    """It was a crash of the engine, at every start of a version that was put back."""
+    store, jobs = new_store(), requests()
+    submit(store, jobs)
+    spec = json.dumps({"model": "tiny", "max_tokens": 5, "seed": 1, "speculate": True})
+    store.submit(NewJob("newer", spec, (7, 8), "model", 5, "newer"), queue_limit=100)
+    one = life(tiny_folder, tiny_model, store)
+    wait_until(lambda: ended(store) and store.get("newer").status.terminal)
+    one.crash()
+    assert store.get("newer").error.code == "spec_unknown"
+    assert "speculate" in store.get("newer").error.message
+    assert logs(store) == alone
+
+
+def test_a_log_that_its_grammar_refuses_fails_its_job_alone(tiny_folder, tiny_model, alone):
+    store, jobs = new_store(), requests()
+    spec = JobSpec("tiny", 50, 1, grammar=json_grammar({"type": "string"}))
+    store.submit(NewJob("bound", spec.to_json(), (7, 8), "model", 50, "bound"), queue_limit=100)
+    before = EngineUnderTest(store, model_fingerprint="model")
+    before.register()
+    owned = before.claim()
+    before.commit("bound", *Tokenizer.from_file(str(tiny_folder / "tokenizer.json")).encode('"A"A').ids)
+    before.release(*owned)
+    submit(store, jobs)
+    one = life(tiny_folder, tiny_model, store)
+    wait_until(lambda: ended(store) and store.get("bound").status.terminal)
+    one.crash()
+    failed = store.get("bound")
+    assert (failed.status, failed.error.code, failed.log_length) == (JobStatus.FAILED, "grammar_failed", 4)
+    assert "token 3 of the log" in failed.error.message
+    assert logs(store) == alone
 
 
 def test_a_damaged_log_ends_its_job_and_no_other(tiny_folder, tiny_model, alone, monkeypatch):

@@ -8,7 +8,8 @@ from random import Random
 import httpx
 from prometheus_client import CollectorRegistry
 
-from chaos.cluster import Cluster, ClusterOptions
+from chaos.cluster import Cluster
+from chaos.place import ClusterOptions
 from chaos.processes import wait_until as wait_for
 from recovery.checkpointer import Checkpointer
 from service import sizing

@@ -35,6 +35,33 @@ def gone(pid, within):
     return False
 
 
+POOR = """
+import resource, sys
+from service.errors import ServiceError
+from service.processes import check_surroundings, harden
+limit, value = getattr(resource, sys.argv[1]), int(sys.argv[2])
+resource.setrlimit(limit, (min(64, value), value))
+harden()
+try:
+    check_surroundings()
+    print(resource.getrlimit(limit)[0])
+except ServiceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("files", "said"), [(255, "ulimit -n 4096"), (256, "256"), (1000, "1000")])
+def test_all_the_descriptors_there_are_are_taken_and_too_few_are_refused(files, said):
+    output, _ = python(POOR, "RLIMIT_NOFILE", files).communicate(timeout=20)
+    assert said in output
+
+
+def test_no_directory_for_temporary_files_is_refused_with_the_fix():
+    """torch looks for one as it is imported: the engine ended with a traceback, again and again."""
+    output, _ = python(POOR, "RLIMIT_FSIZE", 0).communicate(timeout=20)  # nothing can be written anywhere
+    assert "set TMPDIR" in output
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path

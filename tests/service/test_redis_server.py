@@ -94,6 +94,23 @@ def test_after_kill_9_the_lock_is_free_and_the_data_is_there(start):
         assert connection.get("token") == "42"
 
 
+def test_what_a_rewrite_left_that_was_killed_is_removed(start, data_dir):
+    """It holds whatever the jobs said when it began, and Redis itself leaves it there for ever."""
+    server = start()
+    with client(server) as connection:
+        connection.mset({f"job-{i}": "words of a user" for i in range(20)})
+        connection.config_set("rdb-key-save-delay", 50_000)  # microseconds for each key
+        connection.bgrewriteaof()
+        eventually(lambda: list(data_dir.rglob("temp-rewriteaof-*")))
+    kill(server)
+    eventually(lambda: not server.alive())
+    assert list(data_dir.rglob("temp-rewriteaof-*"))
+    server.start_or_attach(timeout=30)  # the writer outlives its server, and keeps the lock until it is done
+    assert not list(data_dir.rglob("temp-*"))
+    with client(server) as connection:
+        assert connection.get("job-19") == "words of a user"
+
+
 def test_a_stopped_server_is_waited_for_and_never_replaced(start):
     server = start()
     kill(server, signal.SIGSTOP)

@@ -42,6 +42,9 @@ def test_flags_win_over_variables_over_file_over_defaults(tmp_path):
         ({"max_step_tokens": "128"}, {}, "max_step_tokens (128) must hold one prefill_chunk (256)"),
         ({"redis_url": "http://user:secret@host"}, {}, "--redis-url: must begin with redis://, rediss:// or unix://"),
         ({"port": "8711"}, {}, "engine_port and port are both 8711"),
+        ({"redis_url": "redis://u:secret@[bad"}, {}, "--redis-url: is not a URL"),
+        ({"redis_url": "redis://[:secret@]:1"}, {}, "--redis-url: is not a URL"),
+        ({"redis_url": "redis://u:secret/1@h"}, {}, "--redis-url: is not a URL"),
     ],
 )
 def test_what_is_wrong_is_named_as_the_user_wrote_it(tmp_path, flags, variables, says):
@@ -58,6 +61,8 @@ def test_what_is_wrong_is_named_as_the_user_wrote_it(tmp_path, flags, variables,
         ("page_size = ", "not valid TOML"),
         ("data_dir = '/elsewhere'", "data_dir cannot be set in"),
         ("page_size = 'x'", "page_size in "),
+        ("page_size = " + "9" * 5000, "not valid TOML"),
+        ("page_size = " + "[" * 100_000, "not valid TOML"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_named(tmp_path, text, says):
@@ -67,9 +72,16 @@ def test_what_is_wrong_in_the_file_is_named(tmp_path, text, says):
     assert says in str(refused.value)
 
 
-def test_a_named_file_must_be_there(tmp_path):
+@pytest.mark.parametrize("name", ["none.toml", "a\0b", "x" * 300])
+def test_a_named_file_must_be_there(tmp_path, name):
     with pytest.raises(SettingsError, match="cannot read the configuration file"):
-        load(config=tmp_path / "none.toml")
+        load(config=tmp_path / name)
+
+
+@pytest.mark.parametrize("place", ["~nobody-has-this-name", "a\0b", "x" * 300])
+def test_a_data_directory_that_cannot_be_is_refused(place):
+    with pytest.raises(SettingsError):
+        load({"data_dir": place})
 
 
 def test_switches_for_tests_and_empty_values_are_no_settings():
@@ -97,13 +109,15 @@ def test_settings_are_frozen_and_absolute(tmp_path, monkeypatch):
 
 
 def test_urls_are_where_a_client_on_this_machine_finds_us():
-    assert Settings(host="0.0.0.0").client_url == "http://127.0.0.1:8710"
-    assert Settings(host="::", engine_port=9).engine_url == "http://[::1]:9"
+    assert Settings(host="0.0.0.0", allow_anonymous=True).client_url == "http://127.0.0.1:8710"
+    assert Settings(host="::", engine_port=9, allow_anonymous=True).engine_url == "http://[::1]:9"
     assert Settings(engine_port=0).engine_url is None
 
 
 def test_passwords_are_not_shown():
     assert redacted("redis_url", "redis://user:secret@host:1/0") == "redis://***@host:1/0"
+    assert redacted("redis_url", "redis://user:s@cret@[bad") == "redis://***@[bad"
+    assert redacted("redis_url", "unix:///s?db=1&password=secret&x=2") == "unix:///s?db=1&password=***&x=2"
     assert as_text(604800.0) == "604800"
 
 

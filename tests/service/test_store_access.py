@@ -1,5 +1,8 @@
 """Opening the store: joining, going on, refusing a Redis that is empty, foreign, rolled back or set up to lose things."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -172,3 +175,30 @@ def test_a_full_disk_costs_the_mark_its_freshness_only(tmp_path):
     (tmp_path / "gone").mkdir()
     writer.flush()
     assert load_store_file(tmp_path / "gone" / "store.json") == StoreFile("e", "s", 1, 6)
+
+
+def start_on_a_bad_disk(settings):
+    """A process whose first write of a mark fails; answers with what it said."""
+    code = (
+        "import sys; from service.settings import Settings; from service.store_access import open_store\n"
+        "opened = open_store(Settings(data_dir=sys.argv[1], redis_url=sys.argv[2]), role='engine')\n"
+        "print(opened.engine_id); opened.mark.flush(); opened.store.close()"
+    )
+    points = {"MIDSENTENCE_FAILPOINTS": "store_file.before_rename=eio", "MIDSENTENCE_TESTING": "1"}
+    command = [sys.executable, "-c", code, str(settings.data_dir), settings.redis_url]
+    done = subprocess.run(command, env=os.environ | points, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_a_disk_that_refuses_at_a_start_does_not_stop_who_was_here_before(settings, opened):
+    """Found by the chaos scenario disk_errors: the engine died at each start, and its jobs were blamed for it."""
+    first = opened(settings, "engine")
+    said = start_on_a_bad_disk(settings)
+    assert first.engine_id in said.splitlines()
+    assert "store_mark_not_written" in said
+
+
+def test_a_disk_that_refuses_the_first_mark_is_named(settings):
+    said = start_on_a_bad_disk(settings)
+    assert "StorageError" in said
+    assert "store.json cannot be written: [Errno 5]" in said

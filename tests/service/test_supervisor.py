@@ -12,16 +12,19 @@ from pathlib import Path
 import pytest
 import redis
 
+from service.errors import SettingsError
 from service.redis_server import EmbeddedRedis
+from service.settings import Settings
+from service.supervisor import KILL_ENGINE, serve
 
 RIG = Path(__file__).with_name("supervisor_rig.py")
 
 
 class Supervised:
-    def __init__(self, data_dir, script="steady", drain=5.0):
+    def __init__(self, data_dir, script="steady", drain=5.0, demo_controls=False):
         self.data_dir = data_dir
         self.process = subprocess.Popen(
-            [sys.executable, str(RIG), str(data_dir), script, str(drain)],
+            [sys.executable, str(RIG), str(data_dir), script, str(drain), *(["demo"] if demo_controls else [])],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.getcwd()},
@@ -140,6 +143,23 @@ def test_a_killed_engine_is_started_at_once_and_told_how_it_ended(supervise, num
     assert one.starts(3)[2] == f"engine {kind}"
     assert one.pid("api") == api  # nothing else was touched
     assert one.end() == 0
+
+
+def test_a_demos_button_kills_the_engine_and_nothing_else(supervise):
+    one = supervise(script="steady", demo_controls=True)
+    one.starts(2)
+    engine, api = one.pid("engine"), one.pid("api")
+    os.kill(one.process.pid, KILL_ENGINE)  # as ask_to_kill_engine does, in the api
+    assert one.pid("engine", other_than=engine) != engine
+    assert one.hear("engine died (SIGKILL)")
+    assert one.starts(3)[-1] == "engine benign"  # no job is to blame
+    assert one.pid("api") == api
+    assert one.end() == 0
+
+
+def test_others_cannot_be_given_the_button():
+    with pytest.raises(SettingsError, match="--demo-controls: host"):
+        serve(Settings(host="0.0.0.0", allow_anonymous=True), demo_controls=True)
 
 
 def test_a_killed_redis_is_started_again_where_it_was(supervise, tmp_path):

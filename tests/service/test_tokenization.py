@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from service.tokenization import ChatTemplateError, Tokenization, TokenizerInvalid
-from tests.tiny_models import MAX_CONTEXT, VOCAB_SIZE, _save_tokenizer
+from tests.tiny_models import CHAT_TEMPLATE, MAX_CONTEXT, VOCAB_SIZE, _save_tokenizer
 
 TEXTS = [
     "", " ", "Hello, world!", "  two  spaces\n\n\ttabs", "Zwölf Boxkämpfer", "日本語のテキスト", "👩‍👩‍👧‍👦 family", "e\u0301 é",
@@ -133,3 +135,19 @@ def test_equal_to_transformers_on_the_demo_model():
         assert ours.encode_chat(chat) == list(tokens)
     assert ours.context_length == 8192
     assert theirs.eos_token_id in ours.eos_token_ids
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_long_prompt_does_not_hold_the_interpreter(tmp_path, chat):
+    """Else a thread of its own is no help: every stream of the api would stand still meanwhile."""
+    tokenization = Tokenization(make(tmp_path, CHAT_TEMPLATE))
+    text = "The quick brown fox jumps over the lazy dog. " * 20_000
+    work = (lambda: tokenization.encode_chat([{"role": "user", "content": text}])) if chat else (lambda: tokenization.encode(text))
+    thread = threading.Thread(target=work)
+    began = last = time.monotonic()
+    longest = 0.0
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.001)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    assert longest < (last - began) / 2, f"nothing else ran for {longest:.2f} of {last - began:.2f} s"

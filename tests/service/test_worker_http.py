@@ -8,6 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from service.api_keys import add_key
 from service.errors import PortInUse
 from service.settings import Settings
 from service.worker.http import EngineHttp
@@ -20,9 +21,10 @@ def port():
         return probe.getsockname()[1]
 
 
-def get(port, path):
+def get(port, path, **headers):
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+        with urllib.request.urlopen(asked, timeout=5) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -44,6 +46,21 @@ def test_it_answers_metrics_and_health(port):
         assert get(port, "/nothing")[0] == 404
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_where_there_are_keys_only_probes_are_answered_without_one(port, tmp_path):
+    key = add_key(tmp_path / "keys", "operator")
+    settings = Settings(engine_port=port, api_keys_file=tmp_path / "keys")
+    reasons = {}
+    with EngineHttp(settings, CollectorRegistry(), lambda: reasons):
+        for path, status in (("/livez", 200), ("/readyz", 200), ("/metrics", 401), ("/version", 401), ("/nothing", 401)):
+            assert get(port, path)[0] == status
+            assert get(port, path, Authorization="Bearer ms-wrong")[0] == status
+        assert get(port, "/metrics", Authorization=f"Bearer {key}")[0] == 200
+        reasons = {"redis": "paused: no answer from /secret/path"}
+        status, body = get(port, "/readyz")
+        assert (status, list(json.loads(body)["reasons"])) == (503, ["redis"])
+        assert b"secret" not in body
 
 
 def test_a_taken_port_is_refused_with_the_flag_that_helps(port):

@@ -7,6 +7,7 @@ import pytest
 from storage.memory_store import MemoryJobStore
 from storage.redis_store import RedisJobStore
 from tests.servers import running_redis, valkey_binary
+from tests.service.api.chat_models import chat_model
 from tests.service.api.rig import ScriptedEngine, all_ended, running_api, served_model
 from tests.tiny_models import MAX_CONTEXT, VOCAB_SIZE, _save_tokenizer
 
@@ -58,13 +59,13 @@ def store(request):
         made = new_memory_store()
     else:
         server = request.getfixturevalue("valkey")
-        _flush(server)
+        flush(server)
         made = open_redis_store(server)
     yield made
     made.close()
 
 
-def _flush(server):
+def flush(server):
     import redis
 
     with redis.Redis.from_url(server.url) as client:
@@ -100,3 +101,16 @@ def refusing_api(model):
     """One for many requests, none of which makes a job."""
     with running_api(new_memory_store(), model) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Models by the kind of their chat template (``chat_models.TEMPLATES``), each made once."""
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            made[kind] = chat_model(tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return get

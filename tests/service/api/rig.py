@@ -1,9 +1,10 @@
 """An api on loopback, a scripted engine that writes through the job store, and clients: everything but a model."""
 
 import asyncio
+import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,12 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from service.api.context import ApiOptions, Context, ServedModel
-from service.api.server import ApiServer, bind
+from service.api.server import ApiServer
+from service.api_keys import ApiKeys
+from service.listening import bind
 from service.tokenization import Tokenization
 from storage import chain
+from storage.job_spec import JobSpec
 from storage.job_store import JobStore
 from storage.records import (
     Commit,
@@ -62,6 +66,9 @@ class Api:
     def drain(self) -> None:
         self.loop[0].call_soon_threadsafe(self.server.begin_drain)
 
+    def retire(self) -> None:
+        self.loop[0].call_soon_threadsafe(self.server.retire)
+
     def submit(self, **body: object) -> str:
         answer = self.client.post("/v1/jobs", json={"prompt": PROMPT, "max_tokens": 64, **body})
         assert answer.status_code == 202, answer.text
@@ -80,10 +87,20 @@ def served_model(folder: Path) -> ServedModel:
 
 
 @contextmanager
-def running_api(store: JobStore, model: ServedModel, error: Exception | None = None, **options: object) -> Iterator[Api]:
+def running_api(
+    store: JobStore,
+    model: ServedModel,
+    error: Exception | None = None,
+    keys: ApiKeys | None = None,
+    *,
+    kill_engine: Callable[[], None] | None = None,
+    close_loop: bool = True,
+    **options: object,
+) -> Iterator[Api]:
+    """``close_loop``: not where a client is left that never reads, for a loop does not close with its connection open."""
     source = Source(store, error)
     settings = ApiOptions(**{**QUICK, **options})  # type: ignore[arg-type]
-    context = Context(model, source, settings, CollectorRegistry())
+    context = Context(model, source, settings, CollectorRegistry(), keys, kill_engine=kill_engine)
     sock = bind("127.0.0.1", 0)
     server = ApiServer(context)
     loop: list[asyncio.AbstractEventLoop] = []
@@ -92,8 +109,13 @@ def running_api(store: JobStore, model: ServedModel, error: Exception | None = N
         loop.append(asyncio.get_running_loop())
         await server.serve(sockets=[sock])
 
-    factory = server.config.get_loop_factory()
-    thread = threading.Thread(target=lambda: asyncio.Runner(loop_factory=factory).run(serve()), daemon=True)
+    def run() -> None:
+        runner = asyncio.Runner(loop_factory=server.config.get_loop_factory())
+        runner.run(serve())
+        if close_loop:  # hundreds of them are made, each with descriptors of its own
+            runner.close()
+
+    thread = threading.Thread(target=run, daemon=True)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     thread.start()
     until(lambda: server.started)
@@ -161,6 +183,22 @@ class ScriptedEngine:
     def beat(self) -> None:
         self.store.renew(self.info.engine_id, self.incarnation)
 
+    def tell(self, device: str, host: str = "", **totals: float) -> int:
+        """How it does, to whoever listens."""
+        names = ("tokens", "steps", "step_seconds", "gaps", "gap_seconds", "recovered", "pages_restored", "tokens_replayed")
+        vitals = {
+            "engine_id": self.info.engine_id,
+            "incarnation": self.incarnation,
+            "clock": time.monotonic(),
+            "running": len(self.held),
+            "waiting": 0,
+            "checkpoint_lag": 3,
+            "totals": dict.fromkeys(names, 0) | totals,
+            "device": device,
+            "host": host,
+        }
+        return self.store.publish_vitals(json.dumps(vitals))
+
     def claim(self) -> list[str]:
         found = self.store.claim(self.info.engine_id, self.incarnation, held=list(self.held), free_pages=10_000, limit=64)
         self.held |= {job.job_id: job for job in found}
@@ -179,8 +217,9 @@ class ScriptedEngine:
         record = self.store.get(job_id)
         assert record is not None
         first = record.log_length
+        asked = JobSpec.from_json(record.spec).logprobs is not None
         entries = tuple(
-            LogEntry(100 + index, texts[index - first] if texts else text_of(index), logprobs_of(index))
+            LogEntry(100 + index, texts[index - first] if texts else text_of(index), logprobs_of(index) if asked else "")
             for index in range(first, first + tokens)
         )
         finish = None
@@ -196,6 +235,16 @@ class ScriptedEngine:
             finish=finish,
             **counters,
         )
+
+    def say(self, job_id: str, pieces: list[tuple[int, str]], end: str = "stop") -> None:
+        """All of an answer: its tokens and what each shows."""
+        record = self.store.get(job_id)
+        assert record is not None
+        entries = tuple(LogEntry(token, text, logprobs_of(index)) for index, (token, text) in enumerate(pieces))
+        chained = chain.extend_all(record.chain, [entry.token for entry in entries])
+        finish = Finish(JobStatus.INCOMPLETE if end == "length" else JobStatus.COMPLETED, end)
+        commit = Commit(job_id, self.held[job_id].fence, record.log_length, chained, entries, finish)
+        self.store.write_step(self.info.engine_id, self.incarnation, self.info.pool_id, StepWrites(commits=(commit,)))
 
     def fail(self, job_id: str, code: str, message: str) -> None:
         record = self.store.get(job_id)
@@ -274,8 +323,6 @@ class Stream:
 
 def parse_events(lines) -> Iterator[Event]:
     """By the rules of the standard, so that the tests do not trust the parser of a library."""
-    import json
-
     fields: dict[str, str] = {}
     for line in lines:
         if line.startswith(":"):

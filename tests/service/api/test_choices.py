@@ -169,8 +169,8 @@ def test_a_submit_whose_reply_was_lost_makes_one_group(model):
     class LosesAReply(MemoryJobStore):
         lost = False
 
-        def submit(self, *jobs, queue_limit):
-            answer = super().submit(*jobs, queue_limit=queue_limit)
+        def submit(self, *jobs, **limits):
+            answer = super().submit(*jobs, **limits)
             if not self.lost:
                 self.lost = True
                 raise StoreUnavailable("the reply was lost")
@@ -200,3 +200,59 @@ def test_refusals_name_the_field_and_the_limit(refusing_api, body, words):
     answer = refusing_api.client.post("/v1/completions", json={"model": MODEL, "prompt": PROMPT, **body})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(words)
+
+
+def test_several_prompts_have_n_choices_each(api, sdk, engine, store):
+    """In the order of the prompts, and the same ones that each prompt would get by itself."""
+    prompts = [PROMPT, [9, 10], PROMPT]
+    wait = in_thread(lambda: sdk.completions.create(model=MODEL, prompt=prompts, seed=41, n=2))
+    ids = claimed_all(engine, 6)
+    records = [store.get(job_id) for job_id in ids]
+    assert [list(record.prompt_token_ids) for record in records] == [PROMPT, PROMPT, [9, 10], [9, 10], PROMPT, PROMPT]
+    assert [JobSpec.from_json(record.spec).seed for record in records] == [41, 42] * 3
+    for i in (3, 0, 5, 1, 4, 2):
+        engine.write(ids[i], tokens=i + 1, end="stop", cached_tokens=i)
+    answer = wait()
+    assert ids == [answer.id, *(f"{answer.id}-{i}" for i in range(1, 6))]
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(i, text(i + 1)) for i in range(6)]
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (10, 21)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0 + 2 + 4
+
+
+def test_equal_prompts_without_a_seed_have_different_ones(api, engine, store):
+    in_thread(lambda: api.client.post("/v1/completions", json={"model": MODEL, "prompt": ["a", "a"], "max_tokens": 2}))
+    ids = claimed_all(engine, 2)
+    assert len({JobSpec.from_json(store.get(job_id).spec).seed for job_id in ids}) == 2
+    engine.write(*ids, end="stop")
+
+
+def test_many_prompts_are_streamed_and_their_usage_is_told(sdk, engine):
+    options = {"include_usage": True}
+    prompts = [f"prompt {i}" for i in range(128)]
+    stream = sdk.completions.create(model=MODEL, prompt=prompts, max_tokens=1, stream=True, stream_options=options)
+    until(lambda: len(engine.held) == 128 or engine.claim() is None)
+    ids = list(engine.held)
+    engine.write(*reversed(ids), end="length")
+    chunks = list(stream)
+    texts = defaultdict(str)
+    for chunk in chunks[:-1]:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert dict(texts) == dict.fromkeys(range(128), text(1))
+    assert chunks[-1].usage.completion_tokens == 128
+    assert chunks[-1].usage.prompt_tokens >= 2 * 128
+
+
+def test_an_echoed_answer_begins_with_its_prompt(sdk, engine, model):
+    """With the text that was sent, or what token ids say; whole and streamed alike."""
+    asked = {"model": MODEL, "prompt": ["Once upon", [9, 10]], "echo": True, "max_tokens": 2, "n": 2}
+    wait = in_thread(lambda: sdk.completions.create(**asked))
+    engine.write(*claimed_all(engine, 4), tokens=2, end="length")
+    whole = [choice.text for choice in wait().choices]
+    assert whole == [f"Once upon{text(2)}"] * 2 + [model.tokenization.text([9, 10]) + text(2)] * 2
+    engine.held.clear()
+    stream = sdk.completions.create(**asked, stream=True)
+    engine.write(*claimed_all(engine, 4), tokens=2, end="length")
+    streamed = defaultdict(str)
+    for chunk in stream:
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert [streamed[i] for i in range(4)] == whole

@@ -68,11 +68,13 @@ def test_keep_alive_does_not_disturb_the_sdk(store, model, engine):
 
 def test_extensions_and_defaults(api, store, engine):
     extra = {"ignore_eos": True, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2, "logit_bias": {"7": 1}}
+    extra |= {"priority": -3, "deadline_seconds": 60}
     wait = in_thread(lambda: api.client.post("/v1/completions", json={"model": MODEL, "prompt": [PROMPT], **extra}))
     job_id = claimed(engine)
     spec = JobSpec.from_json(store.get(job_id).spec)
     assert (spec.max_tokens, spec.ignore_eos, spec.top_k, spec.min_p, spec.min_tokens) == (16, True, 0, 0.1, 2)
     assert (spec.repetition_penalty, spec.logit_bias) == (1.1, {7: 1.0})
+    assert (store.get(job_id).priority, store.get(job_id).deadline_at is not None) == (-3, True)
     engine.write(job_id, end="length")
     assert wait().status_code == 200
 
@@ -97,10 +99,17 @@ BAD = [
     ({"model": MODEL, "prompt": "a", "n": True}, "n", 400),
     ({"model": MODEL, "prompt": "a", "best_of": 2}, "best_of", 400),
     ({"model": MODEL, "prompt": "a", "n": 2, "best_of": 3}, "best_of", 400),
-    ({"model": MODEL, "prompt": "a", "echo": True}, "echo", 400),
+    ({"model": MODEL, "prompt": "a", "echo": True, "logprobs": 0}, "logprobs", 400),
     ({"model": MODEL, "prompt": "a", "suffix": "x"}, "suffix", 400),
-    ({"model": MODEL, "prompt": ["a", "b"]}, "prompt", 400),
-    ({"model": MODEL, "prompt": [[1], [2]]}, "prompt", 400),
+    ({"model": MODEL, "prompt": ["a", ""]}, "prompt[1]", 400),
+    ({"model": MODEL, "prompt": [["a"], "b"]}, "prompt[0]", 400),
+    ({"model": MODEL, "prompt": ["a", 5]}, "prompt[1]", 400),
+    ({"model": MODEL, "prompt": [[1], [2, 999_999]]}, "prompt[1][1]", 400),
+    ({"model": MODEL, "prompt": ["a", [5] * 400], "max_tokens": 200}, "max_tokens", 400),
+    ({"model": MODEL, "prompt": ["a", [5] * 600]}, "prompt[1]", 400),
+    ({"model": MODEL, "prompt": ["a"] * 129}, "prompt", 400),
+    ({"model": MODEL, "prompt": ["a"] * 9, "n": 15}, "n", 400),
+    ({"model": MODEL, "prompt": []}, "prompt", 400),
     ({"model": MODEL, "prompt": ""}, "prompt", 400),
     ({"model": MODEL, "prompt": "a", "tools": []}, "tools", 400),
     ({"model": MODEL, "prompt": "a", "max_tokens": 0}, "max_tokens", 400),

@@ -1,12 +1,13 @@
 """The native event stream: exactly once, from any position, through crashes of everything else."""
 
+import random
 import threading
 
 import httpx
 import pytest
 
 from storage.records import JobStatus
-from tests.service.api.rig import DIRECT, Stream, collect, text_of, until
+from tests.service.api.rig import DIRECT, Stream, collect, parse_events, text_of, until
 
 TOKENS = list(range(100, 164))
 
@@ -279,3 +280,40 @@ def test_status_is_shown_again_after_a_release(api, engine):
     engine.write(job_id, end="stop")
     assert stream.wait().names == ["queued", "in_progress", "queued", "in_progress", "done"]
     assert api.job(job_id)["status"] == JobStatus.COMPLETED
+
+
+def take(api, job_id, cursor, last_id):
+    """The ids of token events from ``cursor`` on, from a client that goes away without a word after ``last_id``, or at once."""
+    ids: list[int] = []
+    with api.client.stream("GET", f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(cursor)}) as response:
+        assert response.status_code == 200
+        if last_id is not None:
+            for event in parse_events(response.iter_lines()):
+                if event.name == "token":
+                    ids.append(int(event.id))
+                if ids and ids[-1] == last_id:
+                    break
+    return ids
+
+
+def test_a_client_that_drops_at_every_event_and_comes_back_with_any_cursor(api, engine):
+    """A stream that broke before its first event was resumed from the start elsewhere: the client's cursor must not get lost."""
+    rng = random.Random(5)
+    job_id = api.submit()
+    readers = [Stream(api, job_id) for _ in range(5)]
+    until(lambda: all(reader.events for reader in readers))
+    assert api.metric("open_streams") == len(readers)
+    engine.claim_one(job_id)
+    for length in range(1, 65):
+        engine.write(job_id, end="length" if length == 64 else "")
+        assert take(api, job_id, length - 1, length) == [length]
+        take(api, job_id, length, None)  # drops again, before the first event
+        old = rng.randrange(length)
+        assert take(api, job_id, old, length) == list(range(old + 1, length + 1))
+        for cursor, code in ((length + 2, "cursor_ahead"), (f"{length}x", "invalid_cursor")):
+            answer = api.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(cursor)})
+            assert (answer.status_code, answer.json()["code"]) == (400, code)
+    for reader in readers:
+        assert reader.wait().tokens == TOKENS
+    assert collect(api, job_id, "64")[-1].name == "done"
+    until(lambda: api.metric("open_streams") == 0)

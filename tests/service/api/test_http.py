@@ -3,6 +3,7 @@
 import json
 import re
 
+import jsonschema
 import pytest
 import structlog
 
@@ -72,7 +73,7 @@ def test_the_trace_is_kept_with_the_job(memory_api):
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/dashboard", 404, "not_found"),
         ("GET", "/v1/job", 404, "not_found"),
         ("POST", "/v1/jobs/job_1/cancel/x", 404, "not_found"),
         ("PUT", "/v1/jobs", 405, "method_not_allowed"),
@@ -88,6 +89,15 @@ def test_what_is_not_there(refusing_api, method, path, status, code):
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert answer.json()["instance"] == path
     assert bool(answer.headers.get("Allow")) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [("/v1/jobs", "GET, POST"), ("/v1/jobs/job_1", "GET"), ("/v1/completions", "POST"), ("/livez", "GET, HEAD")],
+)
+def test_a_refused_method_is_told_all_that_are_possible(refusing_api, path, methods):
+    """``Allow: POST`` stood where GET was possible too: the router names the methods of one route only."""
+    assert refusing_api.client.request("DELETE", path).headers["Allow"] == methods
 
 
 def test_head(refusing_api):
@@ -138,9 +148,24 @@ def test_metric_names_are_those_of_the_documents():
 
 
 def test_the_openapi_document_describes_the_bodies(refusing_api):
-    paths = refusing_api.client.get("/openapi.json").json()["paths"]
-    schema = paths["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert {"prompt", "messages", "max_tokens", "deadline_seconds"} <= schema["properties"].keys()
+    document = refusing_api.client.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    body = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/JobRequest"}
+    assert {"prompt", "messages", "max_tokens", "deadline_seconds"} <= schemas["JobRequest"]["properties"].keys()
+    # References once led to ``#/$defs``, where a whole document has nothing.
+    references = re.findall(r'"\$ref": "([^"]*)"', json.dumps(document))
+    assert {reference.removeprefix("#/components/schemas/") for reference in references} <= schemas.keys()
+
+
+def test_what_the_document_says_of_a_chat_is_what_the_api_takes(refusing_api):
+    """Content as a string, and null for "not given", were accepted and forbidden by the document."""
+    document = refusing_api.client.get("/openapi.json").json()
+    validator = jsonschema.Draft202012Validator({**document, "$ref": "#/components/schemas/JobRequest"})
+    for content in ("hi", [{"type": "text", "text": "hi"}]):
+        validator.validate({"messages": [{"role": "user", "content": content}], "temperature": None, "prompt": None})
+    assert not validator.is_valid({"messages": [{"role": "user", "content": 5}]})
+    assert not validator.is_valid({"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"})
 
 
 def test_no_prompt_is_logged(memory_api):

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from storage.errors import StoreMisconfigured
 from storage.job_spec import JobSpec
+from storage.memory_store import MemoryJobStore
 from storage.records import LogRead
 from tests.service.api.rig import DIRECT, MODEL, PROMPT, ScriptedEngine, running_api, until
 
@@ -250,8 +252,8 @@ def test_a_submit_whose_reply_was_lost_is_sent_again(model):
     class LosesReplies(MemoryJobStore):
         lost = 0
 
-        def submit(self, *jobs, queue_limit):
-            answer = super().submit(*jobs, queue_limit=queue_limit)
+        def submit(self, *jobs, **limits):
+            answer = super().submit(*jobs, **limits)
             if self.lost < 2:
                 self.lost += 1
                 raise StoreUnavailable("the reply was lost")
@@ -331,8 +333,6 @@ def test_a_passed_deadline_fails_the_job(api):
 
 
 def test_old_jobs_are_purged(model):
-    from storage.memory_store import MemoryJobStore
-
     store = MemoryJobStore()
     store.bind(store.create("test"))
     with running_api(store, model, retention_seconds=0.1) as api:
@@ -340,3 +340,25 @@ def test_old_jobs_are_purged(model):
         store.cancel(job_id)
         until(lambda: store.get(job_id) is None)
         assert api.client.get(f"/v1/jobs/{job_id}").status_code == 404
+
+
+def test_after_purges_the_file_is_written_anew_and_a_refusal_stops_nothing(model):
+    class Refusing(MemoryJobStore):
+        """A managed Redis that keeps the command to itself."""
+
+        asked = 0
+
+        def rewrite_file(self, interval):
+            if not super().rewrite_file(interval):
+                return False
+            self.asked += 1
+            raise StoreMisconfigured("Redis refused a command")
+
+    store = Refusing()
+    store.bind(store.create("test"))
+    with running_api(store, model, retention_seconds=0.1, rewrite_interval=0.2) as api:
+        for count in (1, 2):
+            job_id = api.submit()
+            store.cancel(job_id)
+            until(lambda job_id=job_id: store.get(job_id) is None)
+            until(lambda count=count: store.asked == count)

@@ -10,13 +10,19 @@ import time
 
 import httpx
 import pytest
+import structlog
+from prometheus_client import CollectorRegistry
 
-from service.api.server import PortInUse, bind
+from service.api.background import Background
+from service.api.context import ApiOptions, Context
+from service.errors import PortInUse
+from service.listening import bind
 from storage.errors import StoreUnavailable, WrongStore
 from storage.memory_store import MemoryJobStore
+from storage.records import NewJob
 from tests.servers import running_redis, valkey_binary
 from tests.service.api.conftest import open_redis_store
-from tests.service.api.rig import DIRECT, PROMPT, ScriptedEngine, Stream, running_api, until
+from tests.service.api.rig import DIRECT, PROMPT, ScriptedEngine, Source, Stream, running_api, until
 
 
 @pytest.fixture
@@ -195,9 +201,38 @@ def test_drain_closes_streams_without_an_end_and_refuses_new_work(store, model):
     assert store.get(job_id).status == "in_progress"
 
 
-def test_a_client_that_reads_nothing_does_not_hold_up_the_end(store, model):
+def test_one_that_was_replaced_ends_what_can_be_resumed_and_answers_the_rest(store, model):
     engine = ScriptedEngine(store)
     with running_api(store, model) as api:
+        job_id = api.submit()
+        engine.claim_one(job_id)
+        engine.write(job_id, tokens=3)
+        stream = Stream(api, job_id)
+        until(lambda: len(stream.tokens) == 3)
+        answers: list[httpx.Response] = []
+        completion = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2}
+        ask = lambda: answers.append(httpx.post(f"{api.url}/v1/completions", json=completion, **DIRECT))  # noqa: E731
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        plain = until(lambda: engine.claim())[0]
+        api.retire()
+        stream.wait()
+        assert (stream.tokens, stream.names[-1]) == ([100, 101, 102], "in_progress")
+        asked = api.client.post("/v1/jobs", json={"prompt": PROMPT})  # on the connection that was open already
+        assert (asked.status_code, asked.headers["Connection"]) == (202, "close")
+        with pytest.raises(httpx.ConnectError):  # here nobody else holds the port
+            api.client.get("/readyz")
+        engine.write(plain, tokens=2, end="length")
+        waiting.join(10)
+        assert answers[0].status_code == 200
+        api.thread.join(10)
+        assert not api.thread.is_alive()
+    assert store.get(job_id).status == "in_progress"
+
+
+def test_a_client_that_reads_nothing_does_not_hold_up_the_end(store, model):
+    engine = ScriptedEngine(store)
+    with running_api(store, model, close_loop=False) as api:
         job_id = api.submit(max_tokens=500)
         engine.claim_one(job_id)
         with socket.create_connection(("127.0.0.1", int(api.url.rpartition(":")[2]))) as stuck:
@@ -217,8 +252,10 @@ import sys
 from prometheus_client import CollectorRegistry
 from pathlib import Path
 from service.api.context import ApiOptions, Context
-from service.api.server import bind, serve
+from service.api.server import serve
+from service.listening import bind
 from storage.memory_store import MemoryJobStore
+from storage.records import NewJob
 from tests.service.api.rig import served_model
 store = MemoryJobStore()
 store.bind(store.create("test"))
@@ -264,3 +301,20 @@ def test_a_taken_port_is_refused_in_words():
         port = sock.getsockname()[1]
         with pytest.raises(PortInUse, match=f"port {port}.*--port"):
             bind("127.0.0.1", port)
+
+
+def test_a_clock_step_is_said_once_a_minute_and_not_at_each_look(model):
+    """Each look that went well forgot what had been said, so the same refusal was logged every second."""
+    now = [1e9]
+    store = MemoryJobStore(clock=lambda: now[0])
+    store.bind(store.create("test"))
+    for number in range(12):
+        store.submit(NewJob(f"job-{number}", "{}", (1,), model.fingerprint, 9, "hash"), queue_limit=99)
+        store.cancel(f"job-{number}")
+    now[0] += 100
+    options = ApiOptions(retention_seconds=50, max_purges=5)
+    background = Background(Context(model, Source(store, None), options, CollectorRegistry(), None))
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(3):
+            background.sweep()
+    assert [line["event"] for line in lines] == ["sweep_refused"]
