@@ -35,7 +35,7 @@ class Service:
 
     def __init__(self, model: str, directory: Path) -> None:
         port, engine_port = free_port(), free_port()
-        self.url = f"http://127.0.0.1:{port}"
+        self.url, self.engine_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{engine_port}"
         command = [sys.executable, "-m", "service.cli", "serve", "--model", model, "--data-dir", str(directory / "state")]
         options = {"--port": port, "--engine-port": engine_port, "--device-pages": 1024, "--host-pages": 4096}
         flags = [str(part) for pair in options.items() for part in pair]

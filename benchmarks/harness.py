@@ -107,7 +107,10 @@ class Subject:
         """With a ``table``, entries have to be published and dropped, as in the service."""
         reserve = 0 if host is None else min(32, max(1, host.manager.total_pages // 8))
         durable = table is not None
-        return make_residency(device, host, prefill_chunk=CHUNK, table=table, durable=durable, reserve=reserve)
+        residency = make_residency(device, host, prefill_chunk=CHUNK, durable=durable, reserve=reserve)
+        if residency.host is not None and table:
+            residency.host.adopt(table)
+        return residency
 
     def engine(self, residency: Residency, budget: Budget, max_context: int | None = None) -> Engine:
         device = residency.cache.device

@@ -100,6 +100,15 @@ def pressure(results: Results) -> Iterator[str]:
         yield f"\n{m.params['budget']}: ratio {m.ratio('capped'):.3f}{hidden}"
 
 
+def grammar(results: Results) -> Iterator[str]:
+    rows = []
+    for m in results.of("test_grammar"):
+        steps = [1e3 * m.params["batch"] / m.of(side, "decode_tok_per_s") for side in ("ours", "none")]
+        rows.append((m.params["batch"], *steps, 1e3 * (steps[0] - steps[1]) / m.params["batch"], steps[1] / steps[0]))
+    header = ("batch", "ms a step, with", "without", "difference, µs a token", "ratio")
+    return table("A grammar", header, rows)
+
+
 def prefix(results: Results) -> Iterator[str]:
     many, few, restart = (results.one(test) for test in ("test_many", "test_against_apart", "test_restart"))
     rows = [
@@ -128,7 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="the folder that `make bench` wrote to")
     results = Results(parser.parse_args().results)
-    for section in (swap, batch, scarce, memory, pressure, prefix, eviction):
+    for section in (swap, batch, scarce, memory, pressure, grammar, prefix, eviction):
         for line in section(results):
             print(line)
     return 0

@@ -1,6 +1,7 @@
 """A figure with its goal: what every section gives back, and what tables, JSON and plots are made of."""
 
 import operator
+import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,12 @@ def table(name: str, section: Section) -> str:
 def median_ratio(pairs: Iterable[tuple[float, float]]) -> float:
     """Median of first over second: each pair was measured together, so what slowed one slowed the other."""
     return statistics.median(first / second for first, second in pairs)
+
+
+def median_error(values: Sequence[float], draws: int = 1000) -> float:
+    """The standard error of their median, by the bootstrap (Efron, 1979)."""
+    rng = random.Random(0)
+    return statistics.stdev(statistics.median(rng.choices(values, k=len(values))) for _ in range(draws))
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:

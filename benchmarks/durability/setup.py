@@ -15,7 +15,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness import CHUNK, PAGE_SIZE
-from chaos.cluster import Cluster, ClusterOptions, private_place
+from chaos.cluster import Cluster
+from chaos.place import ClusterOptions, private_place
 from engine.threads import default_threads
 from service.model_size import model_size
 

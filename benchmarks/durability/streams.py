@@ -37,14 +37,6 @@ class Stream:
         return self.arrivals[index] if index < len(self.arrivals) else None
 
 
-def window_rate(arrivals: Sequence[Sequence[float]]) -> float:
-    """Tokens a second while every job generated: from the last first token to the first last one."""
-    begin, end = max(times[0] for times in arrivals), min(times[-1] for times in arrivals)
-    if end <= begin:
-        raise ValueError("there was no moment in which all jobs generated: more tokens are needed")
-    return sum(bisect.bisect_right(times, end) - bisect.bisect_right(times, begin) for times in arrivals) / (end - begin)
-
-
 class Jobs:
     """Submits jobs and follows them; ``async with`` ends what is still followed."""
 

@@ -1,33 +1,77 @@
 """What checkpoints cost while nothing happens: tokens a second with a pool file against ``--host-pages 0``.
 
-Two services run side by side; one works while the other waits, A B B A. Both get the same prompts and must give the same tokens.
+Two services run the same jobs. Their engines take turns of some seconds, the other one stopped in mid-step: a machine whose memory
+is twice as fast in one minute as in the next gives both the same. Both must give the same tokens.
 """
 
 import asyncio
 import random
+import signal
 import statistics
-from contextlib import ExitStack
+import time
+from contextlib import AsyncExitStack, ExitStack
+from itertools import count
 from typing import Any
 
-from benchmarks.durability.figures import Figure, Goal, Section, median_ratio
+from benchmarks.durability.figures import Figure, Goal, Section, median_error, median_ratio
 from benchmarks.durability.setup import Options, pages_for, service
-from benchmarks.durability.streams import Jobs, window_rate
+from benchmarks.durability.streams import Jobs, Stream
+from chaos.cluster import Cluster
 
 GOAL = Goal("<=", 1.0)  #: per cent
 ON, OFF = "checkpoints", "none"
+SIDES = (ON, OFF)
+TURN = 2.0  #: seconds; far less than a lease, some fifty steps
+_SETTLE = 0.05  #: seconds until what a stopped engine had sent is with its clients
+
+Turns = list[dict[str, float]]  #: tokens a second of either side, turn by turn
 
 
 def order(number: int) -> tuple[str, str]:
     """Who goes first alternates: A B, B A, A B ..."""
-    return (ON, OFF) if number % 2 == 0 else (OFF, ON)
+    return SIDES if number % 2 == 0 else (OFF, ON)
 
 
-async def _run(url: str, prompts: list[list[int]], max_tokens: int) -> tuple[float, list[list[int]]]:
-    """Tokens a second after prefill, and every job's tokens."""
-    async with Jobs(url) as jobs:
-        streams = await jobs.start(prompts, max_tokens)
-        await jobs.finish()
-    return window_rate([stream.arrivals for stream in streams]), [stream.tokens for stream in streams]
+async def _round(sides: dict[str, Cluster], prompts: list[list[int]], max_tokens: int) -> Turns:
+    """The rates of all turns in which every job of both sides generated."""
+    async with AsyncExitStack() as stack:
+        jobs = {side: await stack.enter_async_context(Jobs(cluster.url)) for side, cluster in sides.items()}
+        streams = {side: await jobs[side].start(prompts, max_tokens) for side in SIDES}
+        for side in SIDES:
+            await jobs[side].until(streams[side], [1] * len(prompts), timeout=120.0)
+        try:
+            turns = await _turns(sides, streams, max_tokens)
+        finally:
+            for cluster in sides.values():
+                cluster.signal("engine", signal.SIGCONT)
+        for side in SIDES:
+            await jobs[side].finish()
+    if [stream.tokens for stream in streams[ON]] != [stream.tokens for stream in streams[OFF]]:
+        raise SystemExit("the two sides gave different tokens")
+    return turns
+
+
+async def _turns(sides: dict[str, Cluster], streams: dict[str, list[Stream]], max_tokens: int) -> Turns:
+    turns: Turns = []
+    for cluster in sides.values():
+        cluster.signal("engine", signal.SIGSTOP)
+    await asyncio.sleep(_SETTLE)
+    for number in count():
+        rates = {side: await _turn(sides[side], streams[side]) for side in order(number)}
+        if any(stream.count == max_tokens for side in SIDES for stream in streams[side]):
+            return turns
+        turns.append(rates)
+    raise AssertionError("unreachable")
+
+
+async def _turn(cluster: Cluster, streams: list[Stream]) -> float:
+    before, began = sum(stream.count for stream in streams), time.monotonic()
+    cluster.signal("engine", signal.SIGCONT)
+    await asyncio.sleep(TURN)
+    cluster.signal("engine", signal.SIGSTOP)
+    took = time.monotonic() - began
+    await asyncio.sleep(_SETTLE)
+    return (sum(stream.count for stream in streams) - before) / took
 
 
 def measure(options: Options) -> Section:
@@ -36,25 +80,21 @@ def measure(options: Options) -> Section:
     figures: list[Figure] = []
     raw: dict[str, Any] = {}
     with ExitStack() as stack:
-        urls = {
-            side: stack.enter_context(service(options, side, device_pages=device_pages, host_pages=host_pages)).url
+        sides = {
+            side: stack.enter_context(service(options, side, device_pages=device_pages, host_pages=host_pages))
             for side, host_pages in ((ON, 4 * device_pages), (OFF, 0))
         }
         for batch in options.batches:
-            rounds: list[dict[str, float]] = []
-            for number in range(-1, options.rounds):  # the first one warms both
-                prompts = options.prompts(rng, batch, options.prompt)
-                results = {side: asyncio.run(_run(urls[side], prompts, options.tokens)) for side in order(number)}
-                if results[ON][1] != results[OFF][1]:
-                    raise SystemExit("the two sides gave different tokens")
-                rounds.append({side: rate for side, (rate, _) in results.items()})
-            del rounds[0]
-            cost = 100 * (1 - median_ratio((r[ON], r[OFF]) for r in rounds))
-            medians = {side: statistics.median(r[side] for r in rounds) for side in (ON, OFF)}
+            turns: Turns = []
+            for _ in range(options.rounds):
+                turns += asyncio.run(_round(sides, options.prompts(rng, batch, options.prompt), options.tokens))
+            pairs = [(turn[ON], turn[OFF]) for turn in turns]
+            medians = {side: statistics.median(turn[side] for turn in turns) for side in SIDES}
             figures += [
                 Figure(f"{batch} jobs, with checkpoints", medians[ON], "tok/s"),
                 Figure(f"{batch} jobs, without", medians[OFF], "tok/s"),
-                Figure(f"{batch} jobs, cost of checkpoints", cost, "%", GOAL),
+                Figure(f"{batch} jobs, cost of checkpoints", 100 * (1 - median_ratio(pairs)), "%", GOAL),
+                Figure(f"{batch} jobs, standard error of that", 100 * median_error([on / off for on, off in pairs]), "%"),
             ]
-            raw[str(batch)] = rounds
+            raw[str(batch)] = turns
     return Section(figures, raw)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from benchmarks.durability.setup import LogEvent
 
 #: Parts in order. Those of a start have the engine's own names (``phases`` of its event ``registered``).
-START = ("imports", "model", "store", "pools", "page_table", "registration")
+START = ("imports", "model", "store", "pools", "registration", "page_table")
 PARTS = ("detection", *START, "metadata", "pages", "replay", "step")
 
 

@@ -1,0 +1,168 @@
+"""What open streams cost the engine, and whether they are exact.
+
+First every job has a stream of its own, all open from the start on one api process; some read nothing until the others are done.
+Each stream must have exactly the tokens of its job. Then the engine works through long jobs, and for some seconds in turn all of
+them are streamed (most wait for their turn in silence) or none: tok/s by the engine's own counter, what opening takes left out. The
+clients work on the same cores. ``python -m benchmarks.streams --json out.json``
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.api_overhead import Service, parse
+
+GOAL = 0.95
+_SETTLE = 4.0  #: seconds
+_AT_ONCE = 50  #: submissions and connections being made at a time
+_SLOW = 20  #: streams that are not read before all others have ended
+Bodies = Sequence[dict[str, Any]]
+
+
+async def exact(url: str, bodies: Bodies) -> int:
+    """How many streams had exactly the tokens of their jobs: all, or it ends here."""
+    async with httpx.AsyncClient(base_url=url, timeout=30.0) as client:
+        ids = await _submit(client, bodies)
+        streamed = await _stream_all(client.base_url, ids)
+        tokens = [(await client.get(f"/v1/jobs/{job_id}")).json()["output"]["token_ids"] for job_id in ids]
+    if streamed != tokens:
+        raise SystemExit("a stream had other tokens than its job")
+    return len(streamed)
+
+
+async def speeds(service: Service, bodies: Bodies, turns: int, seconds: float) -> list[tuple[float, float]]:
+    """(tok/s with no stream, tok/s with all) of each pair of turns."""
+    found: list[tuple[float, float]] = []
+    async with httpx.AsyncClient(base_url=service.url, timeout=30.0) as client:
+        ids = await _submit(client, bodies)
+        for turn in range(turns):
+            speed: dict[bool, float] = {}
+            for watched in (False, True) if turn % 2 else (True, False):
+                readers = [asyncio.create_task(_drain(client.base_url, job_id)) for job_id in ids] if watched else []
+                await asyncio.sleep(_SETTLE)  # in which they are opened, or closed
+                before, began = _tokens(service), time.perf_counter()
+                await asyncio.sleep(seconds)
+                speed[watched] = (_tokens(service) - before) / (time.perf_counter() - began)
+                for reader in readers:
+                    reader.cancel()
+                await asyncio.gather(*readers, return_exceptions=True)
+            found.append((speed[False], speed[True]))
+    return found
+
+
+async def _drain(url: httpx.URL, job_id: str) -> None:
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    try:
+        writer.write(f"GET /v1/jobs/{job_id}/events HTTP/1.0\r\nHost: {url.host}\r\n\r\n".encode())
+        while await reader.read(1 << 16):
+            pass
+    finally:
+        writer.close()
+
+
+def _tokens(service: Service) -> float:
+    name = "midsentence_generation_tokens_total "
+    lines = httpx.get(f"{service.engine_url}/metrics", timeout=10.0).text.splitlines()
+    return next(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+
+async def _submit(client: httpx.AsyncClient, bodies: Bodies) -> list[str]:
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(body: dict[str, Any]) -> str:
+        async with gate:
+            answer = await client.post("/v1/jobs", json=body)
+            answer.raise_for_status()
+            return str(answer.json()["id"])
+
+    return list(await asyncio.gather(*map(one, bodies)))
+
+
+async def _stream_all(url: httpx.URL, ids: Sequence[str]) -> list[list[int]]:
+    gate, others_done = asyncio.Semaphore(_AT_ONCE), asyncio.Event()
+
+    async def read(job_id: str, slow: bool) -> bytes:
+        async with gate:
+            reader, writer = await asyncio.open_connection(url.host, url.port, limit=1 << 12)
+            writer.write(f"GET /v1/jobs/{job_id}/events HTTP/1.0\r\nHost: {url.host}\r\n\r\n".encode())
+        if slow:
+            await others_done.wait()
+        received = await reader.read()
+        writer.close()
+        return received
+
+    slow = [asyncio.create_task(read(job_id, True)) for job_id in ids[:_SLOW]]
+    quick = await asyncio.gather(*(read(job_id, False) for job_id in ids[_SLOW:]))
+    others_done.set()
+    return [parse(received) for received in [*await asyncio.gather(*slow), *quick]]
+
+
+def resident(pid: int) -> float:
+    """MiB."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) / 1024
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    rng = random.Random(arguments.seed)
+
+    def bodies(tokens: int) -> list[dict[str, Any]]:
+        asked = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        return [{"prompt": [rng.randrange(100, 20_000) for _ in range(16)], **asked} for _ in range(arguments.streams)]
+
+    with tempfile.TemporaryDirectory(prefix="midsentence-bench-") as name:
+        service = Service(arguments.model, Path(name))
+        api = int((Path(name) / "state" / "run" / "api.pid").read_text())
+        try:
+            memory = [resident(api)]
+            equal = asyncio.run(exact(service.url, bodies(arguments.short)))
+            memory.append(resident(api))
+            pairs = asyncio.run(speeds(service, bodies(arguments.long), arguments.turns, arguments.seconds))
+            memory.append(resident(api))
+        finally:
+            service.close()
+    ratio = statistics.median(watched / unwatched for unwatched, watched in pairs)
+    return {
+        "exact_streams": equal,
+        "turns": pairs,
+        "median_ratio": ratio,
+        "goal": GOAL,
+        "api_mib": memory,  #: at the start, after the streams that ended, after the turns
+        "arguments": vars(arguments),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--short", type=int, default=16, help="tokens of the jobs whose streams are compared")
+    parser.add_argument("--long", type=int, default=300, help="tokens of the jobs that are worked on in turns: enough for all")
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each turn")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the result here too")
+    arguments = parser.parse_args()
+    result = measure(arguments)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2, default=str) + "\n")
+    print(f"{result['exact_streams']} streams had exactly their jobs' tokens, {_SLOW} of them read last")
+    for unwatched, watched in result["turns"]:
+        print(f"  unwatched {unwatched:7.1f} tok/s   {arguments.streams} streams {watched:7.1f} tok/s   {watched / unwatched:.3f}")
+    print("api, MiB: at the start, after the streams, after the turns:", *(f"{mib:.0f}" for mib in result["api_mib"]))
+    print(f"median ratio {result['median_ratio']:.3f} (goal {GOAL})")
+    return 0 if result["median_ratio"] >= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
