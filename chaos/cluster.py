@@ -27,7 +27,8 @@ from service.redis_server import binary_path
 
 #: Roles under one supervisor.
 ROLES = ("supervisor", "engine", "api", "redis")
-START_TIMEOUT = 90.0
+#: A first start compiles kernels, which takes a minute of a core that nobody else wants.
+START_TIMEOUT = 170.0
 _TAIL = 2000
 
 

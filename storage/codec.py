@@ -1,6 +1,8 @@
 """Job records and log entries <-> strings of Redis. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from storage import chain
 from storage.records import (
@@ -64,34 +66,14 @@ def _shared_fields(job: NewJob) -> dict[str, str]:
 
 
 def job_record(job_id: str, fields: Mapping[str, str]) -> JobRecord:
-    prompt = fields["prompt"]
-    code = fields["error_code"]
     return JobRecord(
         job_id=job_id,
         spec=fields["spec"],
-        prompt_token_ids=tuple(map(int, prompt.split())),
+        prompt_token_ids=tuple(map(int, fields["prompt"].split())),
         model_fingerprint=fields["model"],
         max_tokens=int(fields["max_tokens"]),
-        status=JobStatus(fields["status"]),
-        order=int(fields["order"]),
         priority=int(fields["priority"]),
         tenant=fields["tenant"],
-        engine_id=fields["engine"],
-        incarnation=fields["incarnation"],
-        fence=int(fields["fence"]),
-        strikes=int(fields["strikes"]),
-        recoveries=int(fields["recoveries"]),
-        log_length=int(fields["length"]),
-        chain=fields["chain"],
-        arithmetic_fingerprint=fields["arithmetic"],
-        finish_reason=fields["finish_reason"],
-        error=JobError(code, fields["error_message"]) if code else None,
-        cached_tokens=int(fields["cached"]),
-        tokens_replayed=int(fields["replayed"]),
-        pages_restored=int(fields["restored"]),
-        created_at=float(fields["created_at"]),
-        started_at=_time(fields["started_at"]),
-        finished_at=_time(fields["finished_at"]),
         deadline_at=_time(fields["deadline_at"]),
         request_id=fields["request_id"],
         traceparent=fields["traceparent"],
@@ -100,8 +82,38 @@ def job_record(job_id: str, fields: Mapping[str, str]) -> JobRecord:
         batch=fields.get("batch", ""),  # a field of batches' jobs alone: others are as the first version wrote them
         choices=int(fields.get("choices", "1")),
         stored="stored" in fields,
-        metadata=fields.get("metadata") or "",
+        **_mutable(fields),
     )
+
+
+def changed_record(record: JobRecord, fields: Mapping[str, str]) -> JobRecord:
+    """The same job later. ``fields``: those of ``MUTABLE``."""
+    return replace(record, **_mutable(fields))
+
+
+def _mutable(fields: Mapping[str, str]) -> dict[str, Any]:
+    code = fields["error_code"]
+    return {
+        "status": JobStatus(fields["status"]),
+        "order": int(fields["order"]),
+        "engine_id": fields["engine"],
+        "incarnation": fields["incarnation"],
+        "fence": int(fields["fence"]),
+        "strikes": int(fields["strikes"]),
+        "recoveries": int(fields["recoveries"]),
+        "log_length": int(fields["length"]),
+        "chain": fields["chain"],
+        "arithmetic_fingerprint": fields["arithmetic"],
+        "finish_reason": fields["finish_reason"],
+        "error": JobError(code, fields["error_message"]) if code else None,
+        "cached_tokens": int(fields["cached"]),
+        "tokens_replayed": int(fields["replayed"]),
+        "pages_restored": int(fields["restored"]),
+        "created_at": float(fields["created_at"]),
+        "started_at": _time(fields["started_at"]),
+        "finished_at": _time(fields["finished_at"]),
+        "metadata": fields.get("metadata") or "",
+    }
 
 
 def _time(value: str) -> float | None:

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from storage import keys
 from storage.codec import (
     MUTABLE,
+    changed_record,
     engine_fields,
     engine_record,
     group_arguments,
@@ -20,7 +22,7 @@ from storage.codec import (
 from storage.errors import EngineDead, StoreFull
 from storage.failpoints import hit
 from storage.hints import HintReader, subscriber
-from storage.known_fields import KnownFields
+from storage.known_records import Known, KnownRecords
 from storage.records import (
     ApiRecord,
     Commit,
@@ -54,7 +56,7 @@ from storage.wire import Command
 
 #: Submits stop here, so that commits of what runs can use the rest (PROTOCOL.md 5).
 SUBMIT_UP_TO = 0.8
-_KNOWN_BYTES = 16 << 20
+_KNOWN_BYTES = 64 << 20
 _TOUCH_EVERY = 60.0
 
 
@@ -70,7 +72,7 @@ class RedisJobStore:
         self._hints = HintReader(url, timeout=timeout, client_name=f"{client_name}-hints")
         self._subscriber = lambda: subscriber(url, timeout=timeout, client_name=f"{client_name}-vitals")
         # A stream's reader asks for a record many times a second; an engine asks for each job once.
-        self._known = KnownFields(0 if single_connection else _KNOWN_BYTES)
+        self._known = KnownRecords(0 if single_connection else _KNOWN_BYTES)
         self._touched: dict[str, float] = {}
         self._memory_checked = 0.0
         self._memory_full = False
@@ -118,7 +120,7 @@ class RedisJobStore:
 
     def get(self, job_id: str) -> JobRecord | None:
         flat = self._session.call("HGETALL", keys.job(job_id))
-        return self._record(job_id, pairs(flat)) if flat else None
+        return job_record(job_id, pairs(flat)) if flat else None
 
     def jobs(
         self,
@@ -141,7 +143,7 @@ class RedisJobStore:
         orders = dict(zip(flat[::2], flat[1::2], strict=True))
         page = list(orders)[:limit]
         found = self._session.exchange([("HGETALL", keys.job(job_id)) for job_id in page])
-        records = (self._record(job_id, pairs(fields)) for job_id, fields in zip(page, found, strict=True) if fields)
+        records = (job_record(job_id, pairs(fields)) for job_id, fields in zip(page, found, strict=True) if fields)
         more = len(orders) > limit and page
         return JobPage(
             tuple(record for record in records if status is None or record.status == status),
@@ -156,28 +158,29 @@ class RedisJobStore:
         replies = self._session.exchange(commands)
         slices: list[LogSlice | None] = []
         for read, values, stream in zip(reads, replies[::2], replies[1::2], strict=True):
-            record = self._complete(read.job_id, dict(zip(MUTABLE, values, strict=True)))
+            record = self._complete(read.job_id, tuple(values))
             entries = tuple(log_entry(pairs(fields)) for _, fields in stream)
             slices.append(None if record is None else LogSlice(record, read.after, entries))
         ended = [piece.record for piece in slices if piece is not None and piece.record.status.terminal]
         self._touch([record.job_id for record in ended if not record.batch])  # a batch's jobs go with it
         return slices
 
-    def _complete(self, job_id: str, mutable: dict[str, str]) -> JobRecord | None:
-        """The record as it was when ``mutable`` was read: a later one would count tokens that the log read beside it has not."""
+    def _complete(self, job_id: str, changing: tuple[Any, ...]) -> JobRecord | None:
+        """The record as it was when ``changing`` was read: a later one would count tokens that the log read beside it has not."""
+        mutable = dict(zip(MUTABLE, changing, strict=True))
         if mutable["status"] is None:
             return None
-        fixed = self._known.get(job_id, int(mutable["order"]))
-        if fixed is None:
+        known = self._known.get(job_id, int(mutable["order"]))
+        if known is not None and known.changing == changing:
+            return known.record
+        if known is not None:
+            record = changed_record(known.record, mutable)
+        else:
             fixed = pairs(self._session.call("HGETALL", keys.job(job_id)))
             if not fixed:
                 return None
-            self._record(job_id, fixed)
-        return job_record(job_id, {**fixed, **mutable})
-
-    def _record(self, job_id: str, fields: dict[str, str]) -> JobRecord:
-        record = job_record(job_id, fields)
-        self._known.keep(job_id, record.order, fields)
+            record = job_record(job_id, {**fixed, **mutable})
+        self._known.keep(Known(record, changing))
         return record
 
     def _touch(self, job_ids: Sequence[str]) -> None:
@@ -205,7 +208,7 @@ class RedisJobStore:
 
     def _changed(self, job_id: str, answer: Sequence[object]) -> JobRecord | None:
         flat = answer[2] if len(answer) > 2 else None
-        return self._record(job_id, pairs(flat)) if isinstance(flat, list) else None
+        return job_record(job_id, pairs(flat)) if isinstance(flat, list) else None
 
     def wait_hint(self, timeout: float, *, tokens: bool = True) -> frozenset[str]:
         return self._hints.wait(timeout, tokens=tokens)

@@ -7,6 +7,7 @@ telling. So it only provides connections here; sending, reading and the check at
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import hiredis
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import BlockingConnectionPool, ConnectionPool
@@ -104,7 +105,9 @@ class Greeting:
 
 
 def _exchange(connection: Any, commands: Sequence[Command], after_send: str, decode: bool) -> list[Any]:
-    connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    # redis-py's own way takes three times as long. hiredis' stub says a tuple of one.
+    packed = b"".join(hiredis.pack_command(command) for command in commands)  # type: ignore[arg-type]
+    connection.send_packed_command([packed], check_health=False)
     if after_send:
         hit(after_send)
     replies: list[Any] = []

@@ -17,6 +17,7 @@ from service.api.reader import Progress
 from service.api.recoveries import RecoveryWatch
 from storage.records import JobRecord, JobStatus
 
+_quoted = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for each token
 _CURSOR = re.compile(r"[0-9]{1,15}")
 _TERMINAL_EVENT = {
     JobStatus.COMPLETED: "done",
@@ -73,7 +74,7 @@ class NativeEvents:
             events.append(_event("recovered", views.recovery(record)))
         index = progress.after
         for entry in progress.entries:
-            text = json.dumps(entry.text, ensure_ascii=False)
+            text = _quoted(entry.text)
             data = f'{{"index":{index},"token_ids":[{entry.token}],"text":{text}}}'
             index += 1
             events.append(f"id: {index}\nevent: token\ndata: {data}\n\n")

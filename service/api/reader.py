@@ -58,6 +58,7 @@ class GroupReader:
         self._opening = deque(opening)  #: what was read when the reader was made, to be given out first
         self._open = [reader for reader, first in zip(readers, opening, strict=True) if not first.finished]
         self._wake_up = wake_up
+        self._alarm: asyncio.TimerHandle | None = None
         self._client_gone = False
         self.record = opening[0].record
 
@@ -88,9 +89,23 @@ class GroupReader:
                 return news
             if pause <= 0:
                 return None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._wake_up.wait()
+            self._wake_by(loop.time() + pause)
+            await self._wake_up.wait()
+
+    def _wake_by(self, deadline: float) -> None:
+        """An alarm set for earlier stays, and wakes us for nothing once: to set one for each token would cost as much as the token."""
+        if self._alarm is None or self._alarm.when() > deadline:
+            self.close()
+            self._alarm = asyncio.get_running_loop().call_at(deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._wake_up.set()
+
+    def close(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     async def _news(self) -> Progress | None:
         for reader in self._open:
@@ -174,7 +189,8 @@ async def follow(
             for first in opening:
                 tailer.skip_to(first.record.job_id, first.position)
             readers = [_JobReader(context, tailer, feed, first) for feed, first in zip(feeds, opening, strict=True)]
-            yield GroupReader(context, readers, opening, wake_up, resumable)
+            with contextlib.closing(GroupReader(context, readers, opening, wake_up, resumable)) as reader:
+                yield reader
         finally:
             for job_id in job_ids:
                 tailer.unwatch(job_id, wake_up)

@@ -1,8 +1,11 @@
 """One thread that follows the token logs of all open streams.
 
 It waits for the store's hint, reads every job that changed in one round trip, and hands the slices to the event loop in one
-wake-up; 500 silent streams cost a few reads a second. A *feed* is what the event loop knows of one job: its latest record and a
-window of its newest entries, shared by all its readers. Nobody is buffered for: who falls out of the window reads the log itself.
+wake-up. Hints may be lost, so once a second it also reads the jobs that were read longest ago: one round trip's worth, which is all
+of them where few are watched. When one of these has news that no hint told of, the next such look is at all.
+
+A *feed* is what the event loop knows of one job: its latest record and a window of its newest entries, shared by all its readers.
+Nobody is buffered for: who falls out of the window reads the log itself.
 
 All feeds belong to the event loop; the thread sees only a snapshot of (job id, position), taken under a lock.
 """
@@ -11,8 +14,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from service.api.context import StoreCalls
 from service.logs import get_logger
@@ -80,7 +83,9 @@ class Tailer:
         self._poll_interval = poll_interval
         self._feeds: dict[str, Feed] = {}
         self._lock = threading.Lock()
-        self._positions: dict[str, int] = {}  #: job id -> end of its feed; the thread's view, under the lock
+        #: job id -> end of its feed, what was read longest ago first; the thread's view, under the lock
+        self._positions: dict[str, int] = {}
+        self._all_due = True  #: the thread's: hints may have been lost
         self._watching = threading.Event()
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -129,6 +134,7 @@ class Tailer:
 
     def _publish(self, job_id: str, position: int) -> None:
         with self._lock:
+            self._positions.pop(job_id, None)
             self._positions[job_id] = position
             self._watching.set()
 
@@ -154,25 +160,35 @@ class Tailer:
                 if idle or due:
                     next_poll = 0.0 if idle else now + self._poll_interval
                 if not idle:
-                    self._read(None if due else hinted)
+                    self._look(hinted, poll=due)
                 back_off = 0.0
             except StorageError as error:
                 # For an open stream, a store that is away is a pause.
                 if not back_off:
                     _log.warning("store_away", error=str(error))
                 back_off = min(MAX_BACK_OFF, 2 * back_off or 0.05)
-                next_poll = 0.0
+                next_poll, self._all_due = 0.0, True
                 time.sleep(back_off)
             except Exception:
                 if not self._stopping:  # the event loop may be closed already
                     _log.exception("tailer_failed")
                 time.sleep(MAX_BACK_OFF)
 
-    def _read(self, only: Iterable[str] | None) -> None:
-        """Read the jobs that changed (None: all that are watched), again and again while a log has more than one read holds."""
+    def _look(self, hinted: frozenset[str], *, poll: bool) -> None:
+        """Read the jobs that changed, and those whose turn it is to be polled."""
         with self._lock:
-            wanted = self._positions.keys() if only is None else self._positions.keys() & set(only)
-            reads = [LogRead(job_id, self._positions[job_id], READ_LIMIT) for job_id in wanted]
+            positions = dict(self._positions)
+        wanted = positions.keys() & hinted
+        if poll:
+            wanted |= set(islice(positions, None if self._all_due else JOBS_PER_READ))
+            self._all_due = False
+        news = self._read([LogRead(job_id, positions[job_id], READ_LIMIT) for job_id in wanted])
+        if news - hinted:
+            self._all_due = True
+
+    def _read(self, reads: list[LogRead]) -> set[str]:
+        """Read these, again and again while a log has more than one read holds. Answers with the jobs that have news."""
+        news: set[str] = set()
         while reads and not self._stopping:
             more: list[LogRead] = []
             for first in range(0, len(reads), JOBS_PER_READ):
@@ -180,12 +196,18 @@ class Tailer:
                 slices = self._calls.run_here(lambda store, batch=batch: store.read(batch))  # type: ignore[misc]
                 found = [(read.job_id, log_slice) for read, log_slice in zip(batch, slices, strict=True)]
                 self._hand_over(found)
+                news |= {job_id for job_id, log_slice in found if _is_news(log_slice)}
                 more += [_next_read(log_slice) for _, log_slice in found if log_slice is not None and _has_more(log_slice)]
             reads = more
+        return news
 
     def _hand_over(self, found: list[tuple[str, LogSlice | None]]) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._merge, found)
+
+
+def _is_news(found: LogSlice | None) -> bool:
+    return found is None or bool(found.entries) or found.record.status.terminal
 
 
 def _has_more(found: LogSlice) -> bool:
