@@ -93,7 +93,7 @@ class GroupReader:
             await self._wake_up.wait()
 
     def _wake_by(self, deadline: float) -> None:
-        """An alarm set for earlier stays, and wakes us for nothing once: to set one for each token would cost as much as the token."""
+        """An alarm set for earlier stays, and wakes us for nothing once: one for each token would cost as much as the token."""
         if self._alarm is None or self._alarm.when() > deadline:
             self.close()
             self._alarm = asyncio.get_running_loop().call_at(deadline, self._ring)
