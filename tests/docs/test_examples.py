@@ -148,7 +148,7 @@ def test_a_chat_is_told_again(cluster, client, start):
 
 
 def test_a_batch_is_waited_for_and_found_again(cluster, client, start):
-    cities = [f"city {number}" for number in range(60)]
+    cities = [f"city {number}" for number in range(110)]  # they end 32 at a time: a kill behind each of three such waves
 
     def completed():
         counts = [line.split()[2] for line in program.notes.splitlines() if " of " in line]
