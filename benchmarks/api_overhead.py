@@ -39,6 +39,7 @@ class Service:
         command = [sys.executable, "-m", "service.cli", "serve", "--model", model, "--data-dir", str(directory / "state")]
         options = {"--port": port, "--engine-port": engine_port, "--device-pages": 1024, "--host-pages": 4096}
         flags = [str(part) for pair in options.items() for part in pair]
+        self._run = directory / "state" / "run"
         self._log = (directory / "serve.log").open("wb")
         self._process = subprocess.Popen([*command, *flags], stdout=self._log, stderr=self._log)
         deadline = time.monotonic() + 120
@@ -52,6 +53,14 @@ class Service:
             return httpx.get(f"{self.url}/readyz", timeout=1.0).status_code == 200
         except httpx.HTTPError:
             return False
+
+    def pid(self, role: str) -> int:
+        return int((self._run / f"{role}.pid").read_text())
+
+    def signal(self, number: signal.Signals) -> None:
+        """To engine and api."""
+        for role in ("engine", "api"):
+            os.kill(self.pid(role), number)
 
     def close(self) -> None:
         self._process.send_signal(signal.SIGTERM)
