@@ -22,8 +22,9 @@ $(STAMP): requirements.lock requirements-otel.lock requirements-dev.lock pyproje
 demo: setup
 	$(BIN)/midsentence demo
 
+# Two at a time, files whole: most tests wait for processes that are killed and start again.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The tests that drive OpenAI's SDK, with the newest version instead of the pinned one (SDK=3.56.0: with that one), beside the lock.
 # tests/conftest.py proves that it is the one from the folder which is used.

@@ -167,8 +167,8 @@ class RedisJobStore:
 
     def _complete(self, job_id: str, changing: tuple[Any, ...]) -> JobRecord | None:
         """The record as it was when ``changing`` was read: a later one would count tokens that the log read beside it has not."""
-        mutable = dict(zip(MUTABLE, changing, strict=True))
-        if mutable["status"] is None:
+        mutable = {name: value for name, value in zip(MUTABLE, changing, strict=True) if value is not None}
+        if "status" not in mutable:
             return None
         known = self._known.get(job_id, int(mutable["order"]))
         if known is not None and known.changing == changing:
