@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from storage.batch_records import BatchError, BatchRecord, BatchStatus, FileRecord, NewBatch, NewFile
+from storage.batch_records import BatchError, BatchOutput, BatchRecord, BatchStatus, FileRecord, NewBatch, NewFile
 
 
 def file_fields(file: NewFile) -> dict[str, str]:
@@ -72,6 +72,7 @@ def batch_record(batch_id: str, fields: Mapping[str, str]) -> BatchRecord | None
         position=int(fields["position"]),
         errors=_errors(fields["errors"]),
         reached=reached,
+        deleted=frozenset(each for each in BatchOutput if f"{each}_deleted" in fields),
     )
 
 

@@ -11,6 +11,13 @@ CHUNK = 256 << 10
 MAX_CHOICES = 128
 
 
+class BatchOutput(StrEnum):
+    """The files of an ended batch: the lines with an answer, and those without."""
+
+    OUTPUT = "output"
+    ERROR = "error"
+
+
 class BatchStatus(StrEnum):
     """OpenAI's words. ``finalizing`` is for a batch that expires until its last job is ended; one that completes only passes it."""
 
@@ -141,6 +148,7 @@ class BatchRecord:
     position: int = 0  #: where in the file the line after these begins
     errors: tuple[BatchError, ...] = ()
     reached: dict[BatchStatus, float] = field(default_factory=dict)  #: when the batch came to each status; not ``validating``
+    deleted: frozenset[BatchOutput] = frozenset()  #: of its files
 
     @property
     def live_lines(self) -> int:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from storage.batch_records import (
     BatchError,
+    BatchOutput,
     BatchPage,
     BatchRecord,
     BatchStatus,
@@ -79,6 +80,9 @@ class BatchStore(Protocol):
 
     def advance_batch(self, batch_id: str) -> bool:
         """What comes unasked: it expires; of one that is to end, at most 64 jobs are ended. Call again until False."""
+
+    def delete_output(self, batch_id: str, which: BatchOutput) -> bool:
+        """It is seen no more; the lines go with the batch's jobs. False: it was deleted before, or the batch is gone."""
 
     def touch_batch(self, batch_id: str) -> None:
         """Somebody reads its files: no sweep takes it in the next minutes."""

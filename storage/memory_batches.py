@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from storage.batch_records import (
     MAX_CHOICES,
     BatchError,
+    BatchOutput,
     BatchPage,
     BatchRecord,
     BatchStatus,
@@ -193,6 +195,15 @@ class MemoryBatchStore:
                     return False
                 batch.change(state.now, status=BatchStatus.FINALIZING)
             _end_some(state, batch)
+            state.commit += 1
+            return True
+
+    def delete_output(self, batch_id: str, which: BatchOutput) -> bool:
+        with self._script() as state:
+            batch = state.batches.get(batch_id)
+            if batch is None or batch.purged is not None or which in batch.record.deleted:
+                return False
+            batch.record = replace(batch.record, deleted=batch.record.deleted | {which})
             state.commit += 1
             return True
 

@@ -7,6 +7,7 @@ from storage import keys
 from storage.batch_codec import batch_fields, batch_record, error_text, file_fields, file_of, file_record
 from storage.batch_records import (
     BatchError,
+    BatchOutput,
     BatchPage,
     BatchRecord,
     BatchStatus,
@@ -114,6 +115,9 @@ class RedisBatchStore:
 
     def advance_batch(self, batch_id: str) -> bool:
         return bool(self._session.run("advance_batch", batch_id)[0] == "OK")
+
+    def delete_output(self, batch_id: str, which: BatchOutput) -> bool:
+        return bool(self._session.run("delete_output", batch_id, which.value)[0] == "OK")
 
     def touch_batch(self, batch_id: str) -> None:
         self._session.run("touch_batch", batch_id)

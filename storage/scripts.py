@@ -17,7 +17,8 @@ VERBS = (
     *_UNCHECKED, "submit", "register", "claim", "commit", "publish", "drop", "release", "renew", "take_over", "beat",
     "cancel", "fail", "describe", "delete", "touch", "sweep_deadlines", "expired", "purge", "rewrite", "rewritten",
     "put_chunk", "create_file", "drop_upload", "delete_file", "purge_file",
-    "create_batch", "begin_batch", "feed", "cancel_batch", "advance_batch", "touch_batch", "purge_batch",
+    "create_batch", "begin_batch", "feed", "cancel_batch", "advance_batch", "touch_batch", "delete_output",
+    "purge_batch",
 )  # fmt: skip
 
 

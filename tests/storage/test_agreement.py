@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from storage import chain
 from storage.audit import audit
-from storage.batch_records import BatchError, NewFile
+from storage.batch_records import BatchError, BatchOutput, NewFile
 from storage.errors import StorageError, StoreUnavailable, WrongStore
 from storage.records import Commit, Finish, JobError, JobStatus, LogRead, NewJob, OwnedJob, PageEntry, StepWrites
 from tests.profiles import examples
@@ -294,6 +294,10 @@ class Agreement(RuleBasedStateMachine):
     @rule(batch_id=st.sampled_from(BATCHES))
     def cancel_batch(self, batch_id) -> None:
         self.write(lambda store: store.batches.cancel_batch(batch_id))
+
+    @rule(batch_id=st.sampled_from(BATCHES), which=st.sampled_from(BatchOutput))
+    def delete_output(self, batch_id, which) -> None:
+        self.write(lambda store: store.batches.delete_output(batch_id, which))
 
     @rule(batch_id=st.sampled_from(BATCHES))
     def advance_batch(self, batch_id) -> None:

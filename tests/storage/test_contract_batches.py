@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.batch_records import BatchError, BatchStatus, ChunkOutcome, CreateOutcome, FeedOutcome, NewFile
+from storage.batch_records import BatchError, BatchOutput, BatchStatus, ChunkOutcome, CreateOutcome, FeedOutcome, NewFile
 from storage.errors import StorageError
 from storage.job_store import JobStore
 from storage.records import Finish, JobError, JobStatus
@@ -349,6 +349,19 @@ class TestRetention:
         backend.advance(1000)
         store.batches.sweep_batches(50)
         assert store.batches.chunk(file, 0) is None
+
+    def test_a_deleted_output_is_marked_once(self, store: JobStore, engine: EngineUnderTest, backend: Backend):
+        self.ended(store, engine)
+        assert batch_of(store).deleted == frozenset()
+        for which in BatchOutput:
+            assert store.batches.delete_output("batch-1", which)
+            assert not store.batches.delete_output("batch-1", which)
+            assert which in batch_of(store).deleted
+        assert not store.batches.delete_output("batch-2", BatchOutput.OUTPUT)
+        backend.advance(1000)
+        store.batches.sweep_batches(50, limit=1)
+        assert not store.batches.delete_output("batch-1", BatchOutput.OUTPUT)
+        assert backend.leftovers() == []
 
     def test_one_that_is_read_stays(self, store: JobStore, engine: EngineUnderTest, backend: Backend):
         self.ended(store, engine)

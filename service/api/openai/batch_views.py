@@ -11,12 +11,11 @@ from service.api.openai.file_ids import view_id
 from service.api.openai.surface import Output, Surface
 from service.api.problems import ApiError, openai_body, problem_of
 from service.api.views import READ_LIMIT
-from storage.batch_records import MAX_CHOICES, BatchRecord, BatchStatus, FileRecord
+from storage.batch_records import MAX_CHOICES, BatchOutput, BatchRecord, BatchStatus, FileRecord
 from storage.job_spec import JobSpec
 from storage.job_store import JobStore
 from storage.records import JobRecord, JobStatus, LogRead, LogSlice
 
-OUTPUT, ERROR = "output", "error"
 _ANSWERED = (JobStatus.COMPLETED, JobStatus.INCOMPLETE)
 _TOUCH_EVERY = 60.0
 _TOGETHER = 16  #: lines whose jobs are read in one round trip
@@ -41,7 +40,7 @@ def file_object(file: FileRecord, retention_seconds: float) -> dict[str, Any]:
     }
 
 
-def view_object(batch: BatchRecord, kind: str, num_bytes: int, retention_seconds: float) -> dict[str, Any]:
+def view_object(batch: BatchRecord, kind: BatchOutput, num_bytes: int, retention_seconds: float) -> dict[str, Any]:
     ended = int(batch.reached[batch.status])
     return {
         "id": view_id(kind, batch.batch_id),
@@ -55,11 +54,11 @@ def view_object(batch: BatchRecord, kind: str, num_bytes: int, retention_seconds
     }
 
 
-def has_view(batch: BatchRecord, kind: str) -> bool:
+def has_view(batch: BatchRecord, kind: BatchOutput) -> bool:
     """As of OpenAI's: once the batch has ended, and where there is a line in it."""
     if not batch.status.terminal or batch.status is BatchStatus.FAILED:
         return False
-    return (batch.completed if kind == OUTPUT else batch.failed) > 0
+    return (batch.completed if kind is BatchOutput.OUTPUT else batch.failed) > 0
 
 
 def batch_object(batch: BatchRecord, model: str) -> dict[str, Any]:
@@ -74,8 +73,8 @@ def batch_object(batch: BatchRecord, model: str) -> dict[str, Any]:
         "input_file_id": batch.input_file_id,
         "completion_window": "24h",
         "status": batch.status.value,
-        "output_file_id": view_id(OUTPUT, batch.batch_id) if has_view(batch, OUTPUT) else None,
-        "error_file_id": view_id(ERROR, batch.batch_id) if has_view(batch, ERROR) else None,
+        "output_file_id": view_id(BatchOutput.OUTPUT, batch.batch_id) if has_view(batch, BatchOutput.OUTPUT) else None,
+        "error_file_id": view_id(BatchOutput.ERROR, batch.batch_id) if has_view(batch, BatchOutput.ERROR) else None,
         "created_at": int(batch.created_at),
         "expires_at": int(batch.expires_at),
         **{name: None if at is None else int(at) for name, at in reached.items()},
@@ -87,7 +86,7 @@ def batch_object(batch: BatchRecord, model: str) -> dict[str, Any]:
 class BatchView:
     """The lines of an ended batch's output or error file, in the order of its input: a few of them are in memory at a time."""
 
-    def __init__(self, context: Context, surface: Surface, batch: BatchRecord, kind: str) -> None:
+    def __init__(self, context: Context, surface: Surface, batch: BatchRecord, kind: BatchOutput) -> None:
         self._context = context
         self._surface = surface
         self._batch = batch
@@ -105,13 +104,13 @@ class BatchView:
             for line, outputs in zip(lines, pages, strict=True):
                 if (rendered := self._line(line, outputs)) is not None:
                     yield rendered
-        if self._kind == ERROR and batch.fed < batch.total:
+        if self._kind is BatchOutput.ERROR and batch.fed < batch.total:
             async for rendered in self._never_fed():
                 yield rendered
 
     def _line(self, line: int, outputs: Sequence[Output]) -> bytes | None:
         answered = bool(outputs) and all(output.record.status in _ANSWERED for output in outputs)
-        if answered != (self._kind == OUTPUT):
+        if answered != (self._kind is BatchOutput.OUTPUT):
             return None
         if not outputs:
             return self._rendered(line, str(line), error=_DELETED)

@@ -5,6 +5,7 @@ import re
 import secrets
 
 from service.api.problems import BatchNotFound, FileNotFound
+from storage.batch_records import BatchOutput
 
 FILE_PREFIX, BATCH_PREFIX = "file-", "batch_"
 _FILE_ID = re.compile(r"file-[0-9a-f]{32}")
@@ -25,15 +26,15 @@ def line_prefix(batch_id: str, job_prefix: str) -> str:
     return f"{job_prefix}{batch_id.removeprefix(BATCH_PREFIX)}-"
 
 
-def view_id(kind: str, batch_id: str) -> str:
-    """The id of a batch's "output" or "error" file."""
+def view_id(kind: BatchOutput, batch_id: str) -> str:
+    """The id of a batch's output or error file."""
     return f"file-{kind}-{batch_id.removeprefix(BATCH_PREFIX)}"
 
 
-def batch_of_view(file_id: str) -> tuple[str, str] | None:
+def batch_of_view(file_id: str) -> tuple[BatchOutput, str] | None:
     """(kind, batch id) for the id of such a file."""
     found = _VIEW_ID.fullmatch(file_id)
-    return (found[1], BATCH_PREFIX + found[2]) if found else None
+    return (BatchOutput(found[1]), BATCH_PREFIX + found[2]) if found else None
 
 
 def checked_file_id(file_id: str) -> str:

@@ -19,7 +19,7 @@ from service.api.openai.file_ids import FILE_PREFIX, batch_of_view, checked_file
 from service.api.openai.surface import Surface
 from service.api.openai.uploads import Upload
 from service.api.problems import FileNotFound, FileStoreFull, IdempotencyConflict, InvalidRequest
-from storage.batch_records import BatchRecord, CreateOutcome, FileRecord, NewFile
+from storage.batch_records import BatchOutput, BatchRecord, CreateOutcome, FileRecord, NewFile
 
 #: Of one tenant.
 MAX_FILES = 10_000
@@ -47,7 +47,7 @@ def file_routes(context: Context, surfaces: Mapping[str, Surface]) -> APIRouter:
 
     @router.delete("/v1/files/{file_id}", **openapi.DELETE_FILE)
     async def delete_file(request: Request, file_id: str) -> Response:
-        """Its bytes go at once, or with the last batch that was made of it."""
+        """It is seen no more. The bytes of an upload go at once, or with the last batch made of it; an output's with its batch."""
         return await files.delete(file_id, request.state.tenant)
 
     @router.get("/v1/files/{file_id}/content", **openapi.GET_CONTENT)
@@ -137,10 +137,13 @@ class Files:
         return view_object(batch, kind, size, retention)
 
     async def delete(self, file_id: str, tenant: str) -> Response:
-        if await self._view(file_id, tenant) is not None:
-            raise InvalidRequest("this file is made of its batch's jobs at each read, and goes with them after the retention time")
-        await self._find(file_id, tenant, _not_found)
-        await self._context.store.run(lambda store: store.batches.delete_file(file_id))
+        view = await self._view(file_id, tenant)
+        if view is not None:
+            batch, kind, _ = view
+            await self._context.store.run(lambda store: store.batches.delete_output(batch.batch_id, kind))
+        else:
+            await self._find(file_id, tenant, _not_found)
+            await self._context.store.run(lambda store: store.batches.delete_file(file_id))
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
     async def content(self, file_id: str, tenant: str) -> Response:
@@ -151,15 +154,17 @@ class Files:
         chunks = await _begun(read_chunks(self._context, file))
         return StreamingResponse(chunks, media_type="application/jsonl", headers={"Content-Length": str(file.num_bytes)})
 
-    async def _view(self, file_id: str, tenant: str) -> tuple[BatchRecord, str, BatchView] | None:
-        """None: it is no view. Raises FileNotFound for one that is not there yet, or is another tenant's."""
+    async def _view(self, file_id: str, tenant: str) -> tuple[BatchRecord, BatchOutput, BatchView] | None:
+        """None: it is no view. Raises FileNotFound for one that is not there yet or any more, or is another tenant's."""
         named = batch_of_view(checked_file_id(file_id))
         if named is None:
             return None
         kind, batch_id = named
         batch = await self._context.store.run(lambda store: store.batches.batch(batch_id))
         surface = self._surfaces.get(batch.endpoint) if batch is not None else None
-        if batch is None or surface is None or batch.tenant != tenant or not has_view(batch, kind):
+        if batch is None or surface is None or batch.tenant != tenant:
+            raise _not_found()
+        if not has_view(batch, kind) or kind in batch.deleted:
             raise _not_found()
         return batch, kind, BatchView(self._context, surface, batch, kind)
 

@@ -187,6 +187,11 @@ def test_a_batch_from_its_file_to_its_output(sdk, engine):
     assert answer["request_id"] == output[7]["id"]
     file = sdk.files.retrieve(done.output_file_id)
     assert (file.purpose, file.bytes) == ("batch_output", len(sdk.files.content(file.id).read()))
+    assert sdk.files.delete(file.id).deleted
+    for call in (sdk.files.retrieve, sdk.files.content, sdk.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(file.id)
+    assert sdk.batches.retrieve(batch.id) == done
 
 
 def test_a_line_may_ask_for_choices_and_may_fail(sdk, engine, store):
