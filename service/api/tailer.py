@@ -86,6 +86,7 @@ class Tailer:
         #: job id -> end of its feed, what was read longest ago first; the thread's view, under the lock
         self._positions: dict[str, int] = {}
         self._all_due = True  #: the thread's: hints may have been lost
+        self._over: set[str] = set()  #: the thread's: jobs that were read to have ended, or to be gone
         self._watching = threading.Event()
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -178,6 +179,7 @@ class Tailer:
         """Read the jobs that changed, and those whose turn it is to be polled."""
         with self._lock:
             positions = dict(self._positions)
+        self._over &= positions.keys()
         wanted = positions.keys() & hinted
         if poll:
             wanted |= set(islice(positions, None if self._all_due else JOBS_PER_READ))
@@ -196,7 +198,9 @@ class Tailer:
                 slices = self._calls.run_here(lambda store, batch=batch: store.read(batch))  # type: ignore[misc]
                 found = [(read.job_id, log_slice) for read, log_slice in zip(batch, slices, strict=True)]
                 self._hand_over(found)
-                news |= {job_id for job_id, log_slice in found if _is_news(log_slice)}
+                over = {job_id for job_id, log_slice in found if log_slice is None or log_slice.record.status.terminal}
+                news |= {job_id for job_id, log_slice in found if log_slice is not None and log_slice.entries} | over - self._over
+                self._over |= over
                 more += [_next_read(log_slice) for _, log_slice in found if log_slice is not None and _has_more(log_slice)]
             reads = more
         return news
@@ -204,10 +208,6 @@ class Tailer:
     def _hand_over(self, found: list[tuple[str, LogSlice | None]]) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._merge, found)
-
-
-def _is_news(found: LogSlice | None) -> bool:
-    return found is None or bool(found.entries) or found.record.status.terminal
 
 
 def _has_more(found: LogSlice) -> bool:

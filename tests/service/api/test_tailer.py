@@ -71,6 +71,16 @@ async def until(condition, seconds=20):
             await asyncio.sleep(0.01)
 
 
+async def read_in_turn(store):
+    """One round trip in each interval, and in two times as many as it takes every log is read twice."""
+    store.reads.clear()
+    store.rounds, began = 0, time.monotonic()
+    rounds = 2 * MANY // JOBS_PER_READ
+    await until(lambda: store.rounds == rounds)
+    assert time.monotonic() - began > (rounds - 2) * POLL
+    assert set(store.reads.values()) == {2}
+
+
 def test_without_hints_every_log_is_followed(store):
     job_ids = submitted(store, MANY)
     engine = ScriptedEngine(store, device_pages=10_000)
@@ -93,12 +103,24 @@ def test_logs_that_stand_still_are_read_in_turn(store):
     async def follow():
         async with feeds_of(store, job_ids) as feeds:
             await until(lambda: all(feed.record is not None for feed in feeds.values()))
-            store.reads.clear()
-            store.rounds = 0
-            await until(lambda: store.rounds == 2 * MANY // JOBS_PER_READ)
+            await read_in_turn(store)
 
     asyncio.run(follow())
-    assert set(store.reads.values()) == {2}
+
+
+def test_an_end_is_news_once(store):
+    """A client that reads slowly stays long after its job: it must not have all logs read every second."""
+    job_ids = submitted(store, MANY)
+
+    async def follow():
+        async with feeds_of(store, job_ids) as feeds:
+            await until(lambda: all(feed.record is not None for feed in feeds.values()))
+            store.cancel("job-0")
+            await until(lambda: feeds["job-0"].record.status.terminal)
+            await until(lambda: store.reads["job-0"] >= 3)
+            await read_in_turn(store)
+
+    asyncio.run(follow())
 
 
 def test_a_hint_is_followed_at_once_and_alone(store):
