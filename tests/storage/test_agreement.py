@@ -289,7 +289,8 @@ class Agreement(RuleBasedStateMachine):
         total = 0 if record is None else record.total
         error = JobError("code", "message") if failed else None
         lines = [line_of(i, batch_id=batch_id, choices=choices, error=error) for i in (line, line + 1) if i <= total]
-        self.write(lambda store: store.batches.feed(batch_id, lines, window=window, queue_limit=limit))
+        if lines:  # else nothing is sent, and there is nothing to refuse
+            self.write(lambda store: store.batches.feed(batch_id, lines, window=window, queue_limit=limit))
 
     @rule(batch_id=st.sampled_from(BATCHES))
     def cancel_batch(self, batch_id) -> None:
