@@ -43,9 +43,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# make chaos [TIER=quick|ci|soak] [SEED=n] [SCENARIO=name]; what was tried and found: chaos-report/report.md
+# make chaos [TIER=quick|ci|soak] [SEED=n] [SCENARIO=name] [MINUTES=n]; what was tried and found: chaos-report/report.md
 chaos: setup
-	$(BIN)/python -m chaos --json chaos-report/report.json --tier $(or $(TIER),quick) $(if $(SEED),--seed $(SEED)) $(if $(SCENARIO),--scenario $(SCENARIO))
+	$(BIN)/python -m chaos --json chaos-report/report.json --tier $(or $(TIER),quick) $(if $(SEED),--seed $(SEED)) $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(MINUTES),--minutes $(MINUTES))
 
 # make bench [QUICK=1]: JSON, plots and tables into bench-results/. QUICK takes a minute and only shows that everything runs.
 BENCH := bench-results$(if $(QUICK),/quick)

@@ -1,6 +1,7 @@
 """``python -m chaos``: kill everything, again and again, and see whether the promises hold. Exit code 0 only when all did."""
 
 import argparse
+import math
 import os
 import secrets
 import shutil
@@ -11,6 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from chaos.guarantees import ALWAYS
 from chaos.hunt import hunt, print_mistakes
@@ -45,7 +47,7 @@ def main() -> int:
     try:
         if arguments.mistakes is not None:
             return _find_mistakes(base, arguments, seed)
-        rows = _run_all(base, arguments, chosen, seed)
+        rows, left_out = _run_all(base, arguments, chosen, seed)
     finally:
         shutil.rmtree(base, ignore_errors=True)
     print_table(rows, len(ALWAYS))
@@ -58,7 +60,9 @@ def main() -> int:
     if skipped and arguments.tier != "quick":
         print(f"\nFAILED: tier {arguments.tier} is proof only when nothing is skipped: {', '.join(skipped)}")
         return 1
-    whole = arguments.scenario is arguments.faults is arguments.runs is None
+    if left_out:
+        print(f"\nNot begun within {arguments.minutes:g} minutes: {', '.join(left_out)}. Without --minutes nothing is left out.")
+    whole = arguments.scenario is arguments.faults is arguments.runs is None and not left_out
     if whole and arguments.tier != "quick" and (rare := rare_points(suite.failpoints)):
         print(f"\nFAILED: named points that fired fewer than {FEWEST} times: {rare}")
         return 1
@@ -76,17 +80,27 @@ def _catalogue(base: Path, name: str, seed: int) -> tuple[str, Catalogue]:
     return model, catalogue
 
 
-def _run_all(base: Path, arguments: argparse.Namespace, chosen: list[Scenario], seed: int) -> list[Row]:
+def _run_all(base: Path, arguments: argparse.Namespace, chosen: list[Scenario], seed: int) -> tuple[list[Row], list[str]]:
+    """What was run, in the order of the scenarios, and what was not begun in time."""
+    deadline = time.monotonic() + 60 * arguments.minutes
     model, catalogue = _catalogue(base, arguments.model, seed)
     runs = [
         (scenario, run)
         for scenario in chosen
         for run in range(arguments.runs if arguments.runs is not None else scenario.runs[arguments.tier])
     ]
-    return beside(
+    Random(f"{seed} order").shuffle(runs)  # so that it is not always the same ones for which there is no time
+    runs.sort(key=lambda each: -each[0].seconds)
+    found = beside(
         arguments.parallel,
-        [partial(_run, base, scenario, catalogue, model, arguments, seed, run) for scenario, run in runs],
+        [partial(_run_in_time, deadline, base, scenario, catalogue, model, arguments, seed, run) for scenario, run in runs],
     )
+    rows = sorted((row for row in found if row is not None), key=lambda row: (_place(row.scenario), row.run))
+    return rows, [f"{scenario.name} run {run}" for (scenario, run), row in zip(runs, found, strict=True) if row is None]
+
+
+def _place(name: str) -> int:
+    return next(number for number, scenario in enumerate(SCENARIOS) if scenario.name == name)
 
 
 def _find_mistakes(base: Path, arguments: argparse.Namespace, seed: int) -> int:
@@ -100,10 +114,14 @@ def _find_mistakes(base: Path, arguments: argparse.Namespace, seed: int) -> int:
     return 1 if missed else 0
 
 
+def _run_in_time(deadline: float, *rest: Any) -> Row | None:
+    return _run(*rest) if time.monotonic() < deadline else None
+
+
 def _run(
     base: Path, scenario: Scenario, catalogue: Catalogue, model: str, arguments: argparse.Namespace, seed: int, run: int
 ) -> Row:
-    place = private_place(base, f"{SCENARIOS.index(scenario)}-{run}")  # short: a socket lies under it
+    place = private_place(base, f"{_place(scenario.name)}-{run}")  # short: a socket lies under it
     faults = arguments.faults if arguments.faults is not None else scenario.faults[arguments.tier]
     rng = Random(f"{seed} {scenario.name} {run}")
     started = time.monotonic()
@@ -133,6 +151,9 @@ def _parser() -> argparse.ArgumentParser:
         help="put known mistakes back, all or these, and see whether each is found",
     )  # fmt: skip
     parser.add_argument("--parallel", type=int, default=1 + (os.cpu_count() or 1), help="runs at once; default: cores + 1")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin nothing after that long: what is left out is said, and is no failure"
+    )
     parser.add_argument("--json", type=Path, help="write a report here, and as a page beside it (.md)")
     parser.add_argument("--runs", type=int, help="runs of each scenario, instead of the tier's number")
     return parser

@@ -25,6 +25,7 @@ class Scenario:
     settings: Mapping[str, str] = field(default_factory=dict)
     device_pages: int = 160  #: too few for eight long jobs: some are preempted
     host_pages: int = 480  #: about what the whole catalogue fills; with fewer, pages are written as long as there are jobs
+    seconds: float = 60.0  #: of a run of tier ci, about: the longest begin first, so that none is waited for alone
     cannot_run: Callable[[], str] = str  #: why it cannot run here; empty when it can
 
     def options(self, model: str) -> ClusterOptions:
