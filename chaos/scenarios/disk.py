@@ -205,6 +205,7 @@ SCENARIOS = (
         meaning="power of the disk cut, durability process: no token lost, every bad page caught",
         settings={"durability": "process"},
         cannot_run=no_loop_disk,
+        seconds=430,
     ),
     Scenario(
         "power_losses_machine",
@@ -215,6 +216,7 @@ SCENARIOS = (
         meaning="the same, durability machine: no page lost either",
         settings={"durability": "machine"},
         cannot_run=no_loop_disk,
+        seconds=410,
     ),
     Scenario(
         "power_losses_bad_disk",
@@ -226,6 +228,7 @@ SCENARIOS = (
         settings={"durability": "machine", "failpoints": "pool.before_sync=eio@*"},
         host_pages=160,
         cannot_run=no_loop_disk,
+        seconds=140,
     ),
     Scenario(
         "full_disks",
@@ -235,6 +238,7 @@ SCENARIOS = (
         covers="S15 S22",
         meaning="no room is left for Redis, pool and marks: Redis ends, is started until there is room, and every job goes on",
         cannot_run=no_loop_disk,
+        seconds=130,
     ),
     Scenario(
         "redis_put_back",
@@ -244,6 +248,7 @@ SCENARIOS = (
         covers="S13",
         meaning="Redis' directory put back from a copy: refused, accepted by word, goes on, cursors ahead are told",
         settings=_SLOW,
+        seconds=240,
     ),
     Scenario(
         "external_put_back",
@@ -253,6 +258,7 @@ SCENARIOS = (
         covers="S13",
         meaning="an external Redis comes back older under a running engine and api: both refuse it in words until it is accepted",
         settings=_SLOW,
+        seconds=140,
     ),
     Scenario(
         "all_put_back",
@@ -262,5 +268,6 @@ SCENARIOS = (
         covers="S13",
         meaning="the whole directory put back: goes on from the past, cursors ahead are told",
         settings=_SLOW,
+        seconds=200,
     ),
 )

@@ -93,6 +93,7 @@ SCENARIOS = (
         meaning="SIGSTOP past the lease, another engine takes over, SIGCONT: nothing of the stale one counts",
         checkers=(check_undisturbed,),
         device_pages=80,
+        seconds=370,
     ),
     Scenario(
         "stale_at_points",
@@ -104,5 +105,6 @@ SCENARIOS = (
         checkers=(check_undisturbed,),
         settings={"durability": "machine"},
         device_pages=80,
+        seconds=530,
     ),
 )

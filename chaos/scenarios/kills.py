@@ -143,6 +143,7 @@ SCENARIOS = (
         covers="S2",
         meaning="engine SIGKILL at random moments; clients see a pause, never an error",
         checkers=(check_undisturbed,),
+        seconds=720,
     ),
     Scenario(
         "failpoint_kills",
@@ -154,6 +155,7 @@ SCENARIOS = (
         checkers=(check_undisturbed,),
         settings={"durability": "machine"},
         host_pages=160,
+        seconds=510,
     ),
     Scenario(
         "every_token",
@@ -164,6 +166,7 @@ SCENARIOS = (
         meaning="a kill at every token of greedy, seeded, penalised, stopped and JSON jobs, in any script",
         checkers=(check_undisturbed,),
         device_pages=400,
+        seconds=420,
     ),
     Scenario(
         "slow_disk",
@@ -184,6 +187,7 @@ SCENARIOS = (
         meaning="engine SIGKILL in swap-out, swap-in, evict, copy-on-write, publish; more jobs than pages",
         checkers=(check_undisturbed,),
         device_pages=64,
+        seconds=270,
     ),
     Scenario(
         "api_failpoint_kills",
@@ -192,6 +196,7 @@ SCENARIOS = (
         faults=counts(1, 5, 10),
         covers="S1 S26 S35",
         meaning="api SIGKILL around the write that accepts, cancels or takes over a job: one job, whatever the client repeats",
+        seconds=150,
     ),
     Scenario(
         "api_kills",
@@ -200,6 +205,7 @@ SCENARIOS = (
         faults=counts(8, 30, 60),
         covers="S5 S25",
         meaning="api SIGKILL; clients resume with Last-Event-ID",
+        seconds=120,
     ),
     Scenario(
         "redis_kills",
@@ -216,6 +222,7 @@ SCENARIOS = (
         faults=counts(6, 40, 60),
         covers="S5 S10 S26",
         meaning="any of engine, api, Redis, alone or together",
+        seconds=260,
     ),
     Scenario(
         "engine_terms",
@@ -225,5 +232,6 @@ SCENARIOS = (
         covers="S8",
         meaning="engine SIGTERM: drain, release, go on",
         checkers=(check_undisturbed,),
+        seconds=180,
     ),
 )

@@ -116,5 +116,6 @@ SCENARIOS = (
         checkers=(check_undisturbed,),
         settings={"durability": "machine"},
         host_pages=160,
+        seconds=240,
     ),
 )

@@ -71,5 +71,6 @@ SCENARIOS = (
         faults=counts(2, 12, 60),
         covers="S3 S17",
         meaning="a proxy cuts requests and replies after any byte, delays, crumbles, goes silent",
+        seconds=220,
     ),
 )

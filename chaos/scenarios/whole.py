@@ -60,6 +60,7 @@ SCENARIOS = (
         faults=counts(2, 15, 30),
         covers="S6",
         meaning="supervisor SIGKILL; its children die with it; serve again",
+        seconds=240,
     ),
     Scenario(
         "everything_kills",
@@ -69,6 +70,7 @@ SCENARIOS = (
         covers="S10",
         meaning="all in one instant; recover --dry-run says what serve then does",
         device_pages=400,
+        seconds=600,
     ),
     Scenario(
         "service_terms",
@@ -77,6 +79,7 @@ SCENARIOS = (
         faults=counts(2, 10, 20),
         covers="S8",
         meaning="SIGTERM to serve: exit 0, nothing left; serve again",
+        seconds=180,
     ),
     Scenario(
         "second_starts",
