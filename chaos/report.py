@@ -6,7 +6,7 @@ import re
 import shutil
 import threading
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,10 @@ def keep(row: Row, place: Path, report: Path, command: str) -> Path:
     shutil.rmtree(kept, ignore_errors=True)
     with contextlib.suppress(shutil.Error):  # a disk whose power is off gives nothing back; what is beside it counts
         shutil.copytree(place, kept, ignore=shutil.ignore_patterns("*.sock", "*.img"), ignore_dangling_symlinks=True)
-    verdict = {"again": command, "seconds": row.seconds, **asdict(row.outcome)}
+    outcome = asdict(replace(row.outcome, failpoints=Counter())) | {
+        "failpoints": dict(row.outcome.failpoints)
+    }  # asdict miscounts one
+    verdict = {"again": command, "seconds": row.seconds, **outcome}
     (kept / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False))
     return kept
 

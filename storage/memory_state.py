@@ -25,6 +25,7 @@ from storage.rules import (
     POISON_MESSAGE,
     POISON_STRIKES,
     RESERVE_AFTER,
+    SUSPECT_STRIKES,
     pages_needed,
 )
 
@@ -281,10 +282,13 @@ class State:
     def claim(self, engine: Engine, held: frozenset[str], free: int, limit: int) -> tuple[tuple[OwnedJob, ...], bool]:
         """What is given, and whether anything was written that counts as a commit."""
         given: list[OwnedJob] = []
-        for job in self.owned(engine.info.engine_id):
+        owned = self.owned(engine.info.engine_id)
+        for job in owned:
             if job.record.job_id not in held and len(given) < limit:
                 free -= _pages(job, engine.info)[0]
                 given.append(job.token)
+        if any(job.record.strikes >= SUSPECT_STRIKES for job in owned):  # nobody may come in before the one whose turn it is
+            return tuple(given), False
         seen, blocked, changed = 0, False, False
         for job in self.queue(engine.info.model_fingerprint)[:CLAIM_SCAN]:
             if len(given) >= limit or seen >= CLAIM_CONSIDERED:

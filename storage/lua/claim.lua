@@ -26,13 +26,19 @@ local function give(id)
 end
 
 -- Listed but not held: the reply of an earlier claim was lost, and nobody would ever run these.
+local suspect = false
 for _, id in ipairs(owned_by(engine)) do
+  suspect = suspect or tonumber(get(id, 'strikes')[1]) >= SUSPECT_STRIKES
   if not held[id] and #given < limit then
     local job = get(id, 'prompt_length', 'length', 'max_tokens')
     free = free - pages(tonumber(job[1]), tonumber(job[2]), tonumber(job[3]))
     given[#given + 1] = token(id)
   end
 end
+
+-- A suspect runs alone, and who crashes is the first of them by order. Another that is given now may come before the one whose turn it
+-- is, and would be blamed for its crash; and nobody else would run before it made progress.
+if suspect then return answer('OK', given) end
 
 -- Times are compared by distance: after a clock that was wrong for a while, what it noted may lie a day ahead.
 local seen, blocked = 0, false

@@ -36,7 +36,7 @@ from chaos.plans import as_said_or_better
 from chaos.points import ALL_POINTS, API_POINTS, FEWEST, PAGE_POINTS, POINTS, count_points, rare_points
 from chaos.processes import Family, Timeout, wait_until
 from chaos.proxy import Crumbs, Cut, Proxy, Silence
-from chaos.report import Row, Suite, kind_of, write_report
+from chaos.report import Row, Suite, keep, kind_of, write_report
 from chaos.scenario import TIERS
 from chaos.scenarios import SCENARIOS
 from chaos.stage import Outcome
@@ -417,3 +417,11 @@ def test_the_kernel_kills_for_want_of_memory_and_counts_it(tmp_path: Path):
         command = after(group.prelude, [sys.executable, "-c", "print(len(b'x' * (64 << 20)))"])
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
         assert (done.returncode, group.oom_kills) == (-signal.SIGKILL, 1)
+
+
+def test_a_failed_run_is_kept_with_its_verdict(tmp_path):
+    outcome = Outcome((), (), 1, 2, problems=("no fault",), failpoints=Counter({"claim.after": 3}))
+    (tmp_path / "run").mkdir()
+    kept = keep(Row("one", 0, 7, 1.0, outcome), tmp_path / "run", tmp_path / "report", "again")
+    verdict = json.loads((kept / "verdict.json").read_text())
+    assert (verdict["again"], verdict["failpoints"], verdict["problems"]) == ("again", {"claim.after": 3}, ["no fault"])

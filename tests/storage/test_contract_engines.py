@@ -520,6 +520,21 @@ class TestStrikes:
         assert last.claim() == ()
         assert store.get("job-1").error.code == "poison"
 
+    def test_who_holds_a_suspect_is_given_nothing_new(self, store: JobStore, engine: EngineUnderTest, backend: Backend):
+        """Found by the chaos scenario poison_abort: an earlier suspect that came while the poison had its turn was blamed for it.
+
+        The earlier one, job-1, did not fit at first; the engine died of job-2 when job-1 had just been given to it.
+        """
+        for name in ("job-1", "job-2"):
+            submit(store, name)
+        engine.claim()
+        first, _ = engine.register("inc-2", blame=True).owned  # both are suspects
+        engine.release(first)
+        assert engine.claim(held=("job-2",)) == ()
+        assert [job.job_id for job in engine.claim()] == ["job-2"]  # whose answer may have been lost
+        engine.commit("job-2", 7)
+        assert [job.job_id for job in engine.claim(held=("job-2",))] == ["job-1"]
+
     def test_of_suspects_that_are_taken_over_the_first_is_to_blame(self, store: JobStore, engine: EngineUnderTest):
         for name in ("job-1", "job-2", "job-3"):
             submit(store, name)
