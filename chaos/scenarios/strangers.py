@@ -8,12 +8,12 @@ from pathlib import Path
 
 import httpx
 
-from chaos.cluster import Cluster
+from chaos.cluster import START_TIMEOUT, Cluster
 from chaos.faults.base import Proof
 from chaos.faults.signals import KillEverything, KillForGood
 from chaos.processes import Timeout, wait_until
 from chaos.scenario import Scenario, counts, random_moment, serve, start_apart
-from chaos.stage import Stage
+from chaos.stage import Stage, engine_url
 from service.processes import Exit
 
 _EMPTY_SECONDS = 4.0
@@ -61,6 +61,9 @@ def _refused_or_waiting(stage: Stage) -> None:
     """
     cluster = stage.cluster
     cluster.serve(wait=False)
+    # On a slow machine a start takes longer than the look.
+    begun = engine_url(cluster.main)
+    wait_until(lambda: cluster.pid("supervisor") is None or cluster.ready(begun), START_TIMEOUT, "a refusal, or an engine")
     try:
         code = cluster.wait_exit("supervisor", _LOOK_SECONDS)
     except Timeout:
