@@ -54,14 +54,14 @@ def main() -> int:
     suite = Suite(arguments.tier, seed, arguments.model, began, time.time() - began, tuple(rows))
     if arguments.json is not None:
         write_report(arguments.json, suite)
+    if left_out:
+        print(f"\nNot begun within {arguments.minutes:g} minutes: {', '.join(left_out)}. Without --minutes nothing is left out.")
     if bad := [row for row in rows if not row.outcome.good]:
         print(f"\nFAILED: {', '.join(f'{row.scenario} run {row.run}' for row in bad)}; seed {seed}; kept in {_REPORT}")
         return 1
     if skipped and arguments.tier != "quick":
         print(f"\nFAILED: tier {arguments.tier} is proof only when nothing is skipped: {', '.join(skipped)}")
         return 1
-    if left_out:
-        print(f"\nNot begun within {arguments.minutes:g} minutes: {', '.join(left_out)}. Without --minutes nothing is left out.")
     whole = arguments.scenario is arguments.faults is arguments.runs is None and not left_out
     if whole and arguments.tier != "quick" and (rare := rare_points(suite.failpoints)):
         print(f"\nFAILED: named points that fired fewer than {FEWEST} times: {rare}")
