@@ -55,8 +55,7 @@ GET_FILE = operation(
     {200: answer("The file", File), **refusals(OpenAIError, FileNotFound, StoreUnavailable)}, operationId="get_file"
 )
 DELETE_FILE = operation(
-    {200: answer("It is gone", DeletedFile), **refusals(OpenAIError, InvalidRequest, FileNotFound, StoreUnavailable)},
-    operationId="delete_file",
+    {200: answer("It is gone", DeletedFile), **refusals(OpenAIError, FileNotFound, StoreUnavailable)}, operationId="delete_file"
 )
 _CONTENT = {"description": "Its bytes", "content": {"application/jsonl": {"schema": {"type": "string"}}}}
 GET_CONTENT = operation({200: _CONTENT, **refusals(OpenAIError, FileNotFound, StoreUnavailable)}, operationId="get_file_content")

@@ -39,9 +39,9 @@ def valkey(tmp_path_factory):
         yield server
 
 
-def open_redis_store(server):
-    """A new, empty store in this server, and a client of it."""
-    store = RedisJobStore(server.url, timeout=2.0)
+def open_redis_store(server, timeout=10.0):
+    """A new, empty store in this server, and a client of it that waits for its answers for as long as a busy disk holds them up."""
+    store = RedisJobStore(server.url, timeout=timeout)
     store.bind(store.create(uuid.uuid4().hex))
     return store
 

@@ -33,7 +33,7 @@ def server(tmp_path):
 
 @pytest.fixture
 def engine_store(server):
-    store = open_redis_store(server)
+    store = open_redis_store(server, timeout=2.0)
     yield store
     store.close()
 
