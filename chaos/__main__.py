@@ -51,7 +51,7 @@ def main() -> int:
     finally:
         shutil.rmtree(base, ignore_errors=True)
     print_table(rows, len(ALWAYS))
-    suite = Suite(arguments.tier, seed, arguments.model, began, time.time() - began, tuple(rows))
+    suite = Suite(arguments.tier, seed, arguments.model, began, time.time() - began, tuple(rows), tuple(left_out))
     if arguments.json is not None:
         write_report(arguments.json, suite)
     if left_out:

@@ -54,6 +54,7 @@ def page(report: Mapping[str, Any]) -> str:
         f"**{fired:,} of {faults:,} faults fired, {jobs:,} jobs, {tokens:,} tokens received by clients, {violations} violations.**",
         "Every run checks every guarantee of `chaos/guarantees.py`; a fault that cannot prove that it",
         f"fired fails its run. Again: `make chaos TIER={report['tier']} SEED={report['seed']}`.",
+        *(["", f"**Not run for want of time: {', '.join(report['left_out'])}.**"] if report["left_out"] else []),
         "",
         "## Promises",
         "",

@@ -39,6 +39,7 @@ class Suite:
     began: float  #: seconds of the wall clock
     seconds: float
     rows: tuple[Row, ...]
+    left_out: tuple[str, ...] = ()  #: runs that were not begun in the minutes given
 
     @property
     def failpoints(self) -> Counter[str]:
@@ -117,6 +118,7 @@ def write_report(path: Path, suite: Suite) -> None:
         "model": suite.model,
         "date": datetime.fromtimestamp(suite.began, UTC).date().isoformat(),
         "seconds": round(suite.seconds),
+        "left_out": list(suite.left_out),
         "failpoints": {point: suite.failpoints[point] for point in ALL_POINTS},
         "scenarios": [_of_scenario(suite, name) for name in dict.fromkeys(row.scenario for row in suite.rows)],
     }

@@ -308,6 +308,13 @@ def test_a_report_is_a_page_with_every_scenario(tmp_path: Path):
     assert "**2 of 2 faults fired, 3 jobs, 44 tokens received by clients, 0 violations.**" in text
     assert "- SIGKILL engine: 2" in text
     assert json.loads((tmp_path / "report.json").read_text())["scenarios"][0]["by_fault"] == {"SIGKILL engine": 2}
+    assert "Not run" not in text
+
+
+def test_a_report_names_what_was_left_out(tmp_path: Path):
+    write_report(tmp_path / "report.json", Suite("ci", 7, "tiny", 0.0, 60.0, (), ("long_run run 0", "crowds run 1")))
+    assert json.loads((tmp_path / "report.json").read_text())["left_out"] == ["long_run run 0", "crowds run 1"]
+    assert "**Not run for want of time: long_run run 0, crowds run 1.**" in (tmp_path / "report.md").read_text()
 
 
 def test_a_report_counts_each_named_point_over_all_runs(tmp_path: Path):
