@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from service.errors import LimitTooLow
 from service.settings import MIB, Settings
 from storage.errors import PoolError
 
@@ -35,6 +36,16 @@ def device_pages(settings: Settings, page_bytes: int, device_free: int | None = 
     if device_free is not None:
         return max(MIN_PAGES, device_free * DEVICE_SHARE // 100 // page_bytes)
     return max(MIN_PAGES, min(memory_limit() // DEVICE_POOL_SHARE, DEVICE_POOL_CAP) // page_bytes)
+
+
+def check_device_pages(num_pages: int, page_bytes: int, device_free: int | None = None) -> None:
+    """Raises LimitTooLow where so many never fit: to try it would end the process, at each start."""
+    room = memory_limit() if device_free is None else device_free
+    if (wanted := num_pages * page_bytes) > room:
+        raise LimitTooLow(
+            f"{num_pages} device pages of {page_bytes // 1024} KiB are {wanted // MIB} MiB; there are {room // MIB}",
+            "give fewer --device-pages, or leave it out",
+        )
 
 
 def host_pages(settings: Settings, page_bytes: int, num_device_pages: int, existing: int | None = None) -> int:

@@ -63,7 +63,9 @@ def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Part
     """Lock the pool file, if there is to be one, make the pools, test that rows do not depend on each other."""
     model = loaded.model
     geometry = model.geometry(settings.page_size)
-    num_pages = sizing.device_pages(settings, geometry.page_bytes, _free_memory(settings.device))
+    device_free = _free_memory(settings.device)
+    num_pages = sizing.device_pages(settings, geometry.page_bytes, device_free)
+    sizing.check_device_pages(num_pages, geometry.page_bytes, device_free)
     pool_file = _open_pool(settings, geometry, loaded.fingerprint, num_pages, lock_wait)
     device = DevicePool(num_pages, geometry, settings.device)
     host = None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -136,23 +137,23 @@ def test_doctor_finds_what_would_fail(tmp_path):
     assert failed == ["model", "Redis"]
 
 
-def test_a_refusal_reaches_the_supervisor_as_its_last_word(tmp_path):
+def serve_until_refused(folder, *arguments):
     """The real command line under the real supervisor: exit 78 is final, and its reason is the last line."""
-    ran = midsentence(
-        "serve",
-        "--data-dir",
-        tmp_path / "data",
-        "--model",
-        tmp_path / "none",
-        "--engine-port",
-        "0",
-        "--port",
-        free_port(),
-        timeout=90,
-    )
+    ran = midsentence("serve", "--data-dir", folder, "--engine-port", "0", "--port", free_port(), *arguments, timeout=120)
     assert ran.returncode == 78
-    assert "cannot run: no model at" in ran.stderr.splitlines()[-1]
-    assert not list((tmp_path / "data" / "run").glob("*.pid"))
+    assert not list((folder / "run").glob("*.pid"))
+    return ran.stderr.splitlines()[-1]
+
+
+def test_a_refusal_reaches_the_supervisor_as_its_last_word(tmp_path):
+    assert "cannot run: no model at" in serve_until_refused(tmp_path / "data", "--model", tmp_path / "none")
+
+
+def test_more_device_pages_than_memory_are_refused_and_not_tried_for_ever(tiny_folder, tmp_path):
+    said = serve_until_refused(tmp_path / "data", "--model", tiny_folder, "--device-pages", 10**12)
+    assert re.search(
+        r"10{12} device pages of \d+ KiB are \d+ MiB; there are \d+ \(give fewer --device-pages, or leave it out\)", said
+    )
 
 
 def test_interrupting_config_show_and_friends_is_quiet(tmp_path):
