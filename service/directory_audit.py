@@ -6,6 +6,7 @@
 import fnmatch
 import os
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ _HERE = "data directory"
 _OURS = {POOL_FILE, *MARK_FILES.values(), CONFIG_FILE_NAME, "redis", "run"}
 #: Half-written files of processes that were killed, and pools beside the one.
 _LEFT_OVER = (f".{POOL_FILE}.*.tmp", *(f".{name}.tmp" for name in MARK_FILES.values()), "*.safetensors")
+_MOMENT = 0.05  #: seconds; far more than a writer takes from making a file to locking it
 _PRIVATE = ("", "redis", "redis/*", "run", POOL_FILE, *MARK_FILES.values())
 
 
@@ -30,7 +32,7 @@ _PRIVATE = ("", "redis", "redis/*", "run", POOL_FILE, *MARK_FILES.values())
 class SeenFile:
     path: str  #: relative to the data directory, which is ""
     mode: int  #: as of lstat
-    locked: bool = False
+    being_made: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +87,23 @@ def observe(directory: Path) -> list[SeenFile]:
         except FileNotFoundError:
             continue  # renamed or removed just now
         half_made = stat.S_ISREG(mode) and path.suffix == ".tmp"
-        found.append(SeenFile(str(path.relative_to(directory)), mode, half_made and lock_is_held(path)))
+        found.append(SeenFile(str(path.relative_to(directory)), mode, half_made and _is_being_made(path)))
     return found
+
+
+def _is_being_made(path: Path) -> bool:
+    """Its writer holds the lock, or had not taken it yet, or has renamed it since we saw it."""
+    if lock_is_held(path):
+        return True
+    time.sleep(_MOMENT)
+    return not path.exists() or lock_is_held(path)
 
 
 def file_findings(files: Iterable[SeenFile]) -> Iterator[Finding]:
     for file in files:
         top = bool(file.path) and os.sep not in file.path
         if top and file.path not in _OURS and _fits(file.path, _LEFT_OVER):
-            if not file.locked:  # else it is being made
+            if not file.being_made:
                 yield _file(Severity.REPAIRABLE, file, "was left behind by a process that died", f"rm {file.path}")
         elif top and file.path not in _OURS:
             yield _file(Severity.NOTE, file, "is not a file of ours")

@@ -4,6 +4,7 @@ It is written after a reply, at most once a second: a lower bound of what Redis 
 a consistent past and cannot be told from the present.
 """
 
+import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass, fields
@@ -104,12 +105,13 @@ def save_store_file(path: Path, file: StoreFile) -> None:
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # tells `verify` that it is being written, until it has its name
             os.write(fd, data)
             os.fsync(fd)
+            hit("store_file.before_rename")
+            os.replace(temporary, path)
         finally:
             os.close(fd)
-        hit("store_file.before_rename")
-        os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -1,4 +1,5 @@
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ settings.load_profile("ci")
 
 def pytest_configure(config):
     """``make sdk`` asks for another openai than the pinned one: no test may run with any but that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background; children inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if folder := os.environ.get("SDK_FOLDER"):
         import openai
 
