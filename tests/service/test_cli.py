@@ -33,7 +33,7 @@ def free_port():
 def test_help_lists_the_commands_quickly():
     began = time.monotonic()
     ran = midsentence("--help")
-    assert time.monotonic() - began < 5.0  # half a second on a quiet machine; the next test holds what makes it so
+    assert time.monotonic() - began < 15.0  # half a second on a quiet machine; the next test holds what makes it so
     assert ran.returncode == 0
     for command in ("serve", "api", "engine", "recover", "verify", "jobs", "submit", "doctor", "demo", "config"):
         assert command in ran.stdout

@@ -254,7 +254,7 @@ def test_a_drain_takes_in_a_claim_that_is_on_its_way(tiny_folder, tiny_model):
     threading.Timer(0.3, gate.set).start()
     began = time.monotonic()
     one.drain()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 8
     assert {store.get(job.sequence_id).status for job in requests()} == {JobStatus.QUEUED}
     assert {store.get(job.sequence_id).strikes for job in requests()} == {0}
 

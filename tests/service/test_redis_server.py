@@ -50,7 +50,7 @@ def kill(server, number=signal.SIGKILL):
     os.kill(server.pid, number)
 
 
-def eventually(condition, timeout=5.0):
+def eventually(condition, timeout=20.0):
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline

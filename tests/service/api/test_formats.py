@@ -147,24 +147,24 @@ TAKEN = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_schema_that_cannot_be_kept_is_refused(grammars, name):
     schema, said = REFUSED[name]
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(InvalidRequest, match=said) as refused:
         grammar_of(ResponseFormat.model_validate(chat(schema)), grammars)
     assert refused.value.param == PLACE
     assert len(refused.value.message) < 500
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_schema_that_looks_worse_than_it_is(grammars, name):
     """Compiled, and followed for some tokens, in bounded time."""
-    began = time.monotonic()
+    began = time.process_time()
     state = grammars.begin(grammar_of(asked(chat(TAKEN[name])), grammars))
     for _ in range(30):
         if not state.ended:
             grammars.push([(state, int(state.allowed.view("uint8").nonzero()[0][0]) * 8 + first_bit(state))])
     assert not state.problem
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def first_bit(state):
@@ -195,9 +195,9 @@ def test_a_regex_or_a_grammar_that_cannot_be_used_is_refused(grammars, response_
     "regex", ["(a{1,1000}){1,1000}", "((a{1,100}){1,100}){1,100}", "(a|b)*a(a|b){500}", r"\w{1,1000}\W{1,1000}"]
 )
 def test_a_regex_that_looks_worse_than_it_is(grammars, regex):
-    began = time.monotonic()
+    began = time.process_time()
     assert grammar_of(asked({"type": "regex", "regex": regex}), grammars)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_settings_of_llguidance_are_not_for_clients(grammars):

@@ -33,7 +33,7 @@ def server(tmp_path):
 
 @pytest.fixture
 def engine_store(server):
-    store = open_redis_store(server, timeout=2.0)
+    store = open_redis_store(server, timeout=5.0)
     yield store
     store.close()
 
@@ -110,7 +110,7 @@ def test_a_redis_that_hangs_is_a_pause_too(server, engine_store, api_store, mode
             until(lambda: not ready(api))
             began = time.monotonic()
             assert api.client.get("/livez").status_code == 200
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 0.9  # who asked Redis would wait for a second
             assert not stream.ended.is_set()
         finally:
             server.go_on()
@@ -244,7 +244,7 @@ def test_a_client_that_reads_nothing_does_not_hold_up_the_end(store, model):
             api.drain()
             api.thread.join(15)
             assert not api.thread.is_alive()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 12
 
 
 SERVER = """
