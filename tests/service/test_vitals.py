@@ -37,7 +37,7 @@ def test_run_lengths():
 def test_an_idle_engine_and_a_busy_one_answer(told):
     store, one = told
     feed = store.vitals()
-    idle = json.loads(feed.wait(5)[0])
+    idle = json.loads(feed.wait(20)[0])
     assert (idle["running"], idle["device"], idle["host"]) == (0, "64.", "128.")
     assert idle["incarnation"] == one.loop.identity.incarnation
     submit(store, [request("the-job", 10, max_tokens=200)])
@@ -45,7 +45,7 @@ def test_an_idle_engine_and_a_busy_one_answer(told):
     seen = []
 
     def letters():
-        seen.extend(json.loads(text) for text in feed.wait(5))
+        seen.extend(json.loads(text) for text in feed.wait(20))
         return {letter for each in seen if each["running"] == 1 for letter in each["device"] + each["host"] if not letter.isdigit()}
 
     wait_until(lambda: letters() >= {".", "o", "S", "B"})
@@ -57,7 +57,7 @@ def test_an_idle_engine_and_a_busy_one_answer(told):
 
 def test_books_are_looked_at_by_the_loops_own_thread(told):
     _, one = told
-    assert one.wakeups.between_steps(threading.current_thread).result(5) is one.thread
+    assert one.wakeups.between_steps(threading.current_thread).result(20) is one.thread
 
 
 def test_nobody_looks_while_nobody_listens(told):
@@ -67,7 +67,7 @@ def test_nobody_looks_while_nobody_listens(told):
     wait_until(lambda: len(published) > 5)
     assert set(published) == {""}
     feed = store.vitals()
-    assert feed.wait(5)
+    assert feed.wait(20)
     assert len(published[-1]) > 100
     feed.close()
 
@@ -85,12 +85,12 @@ def test_a_store_that_is_away_and_a_look_that_fails_end_nothing(told):
     wait_until(lambda: len(calls) > 3)
     store.publish_vitals = honest
     feed = store.vitals()
-    assert feed.wait(5)
+    assert feed.wait(20)
     feed.close()
 
     def broken():
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        one.wakeups.between_steps(broken).result(5)
+        one.wakeups.between_steps(broken).result(20)
     assert one.errors == []

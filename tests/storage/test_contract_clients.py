@@ -382,7 +382,7 @@ class TestReading:
         for feed in feeds:
             told: list[str] = []
             while len(told) < 2:
-                told += feed.wait(5)
+                told += feed.wait(20)
             assert told == ["one", "two"]
             feed.close()
         deadline = time.monotonic() + 5

@@ -138,7 +138,7 @@ def all_ended() -> bool:
     return not any(thread.is_alive() for thread in ENDING)
 
 
-def until(condition, seconds: float = 10.0):
+def until(condition, seconds: float = 30.0):
     """Wait for ``condition()`` to be true, and answer with it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -315,7 +315,7 @@ class Stream:
     def names(self) -> list[str]:
         return [event.name for event in self.events if event.name != "token"]
 
-    def wait(self, seconds: float = 10.0) -> "Stream":
+    def wait(self, seconds: float = 30.0) -> "Stream":
         assert self.ended.wait(seconds), f"stream still open after {len(self.events)} events"
         assert self.error is None, self.error
         return self

@@ -58,7 +58,7 @@ def reasons(api):
     return api.client.get("/readyz").json()["reasons"]
 
 
-def retrying(call, seconds=10.0):
+def retrying(call, seconds=30.0):
     deadline = time.monotonic() + seconds
     while True:
         try:
