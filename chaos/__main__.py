@@ -90,7 +90,8 @@ def _run_all(base: Path, arguments: argparse.Namespace, chosen: list[Scenario], 
         for run in range(arguments.runs if arguments.runs is not None else scenario.runs[arguments.tier])
     ]
     Random(f"{seed} order").shuffle(runs)  # so that it is not always the same ones for which there is no time
-    runs.sort(key=lambda each: -each[0].seconds)
+    if math.isinf(deadline):
+        runs.sort(key=lambda each: -each[0].seconds)  # all end the soonest
     found = beside(
         arguments.parallel,
         [partial(_run_in_time, deadline, base, scenario, catalogue, model, arguments, seed, run) for scenario, run in runs],
@@ -114,8 +115,8 @@ def _find_mistakes(base: Path, arguments: argparse.Namespace, seed: int) -> int:
     return 1 if missed else 0
 
 
-def _run_in_time(deadline: float, *rest: Any) -> Row | None:
-    return _run(*rest) if time.monotonic() < deadline else None
+def _run_in_time(deadline: float, base: Path, scenario: Scenario, *rest: Any) -> Row | None:
+    return _run(base, scenario, *rest) if time.monotonic() + scenario.seconds < deadline else None
 
 
 def _run(
@@ -152,7 +153,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--parallel", type=int, default=1 + (os.cpu_count() or 1), help="runs at once; default: cores + 1")
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="begin nothing after that long: what is left out is said, and is no failure"
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="in random order, begin nothing that usually ends later: what is left out is said, and is no failure",
     )
     parser.add_argument("--json", type=Path, help="write a report here, and as a page beside it (.md)")
     parser.add_argument("--runs", type=int, help="runs of each scenario, instead of the tier's number")

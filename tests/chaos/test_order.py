@@ -43,6 +43,13 @@ def test_without_time_everything_is_left_out_and_named(ran, tmp_path):
     assert sorted(left_out) == sorted(f"{s.name} run {n}" for s in SCENARIOS for n in range(s.runs["ci"]))
 
 
+def test_with_little_time_nothing_begins_that_usually_takes_longer(ran, tmp_path):
+    rows, left_out = run_all(tmp_path, 5.0)
+    assert {scenario.name for scenario in ran} == {s.name for s in SCENARIOS if s.seconds < 300.0 and s.runs["ci"]}
+    assert len(rows) + len(left_out) == sum(s.runs["ci"] for s in SCENARIOS)
+    assert [scenario.seconds for scenario in ran] != sorted((scenario.seconds for scenario in ran), reverse=True)
+
+
 def test_those_that_take_as_long_begin_in_another_order_with_each_seed(ran, tmp_path):
     run_all(tmp_path, math.inf, seed=1)
     first = list(ran)
