@@ -26,6 +26,7 @@ def logits_of(model):
     return runner.run_chunk(TOKENS, 0, np.arange(5, dtype=np.int32), 0, True)
 
 
+@pytest.mark.timeout(600)  # it compiles kernels
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_mapped_weights_give_the_same_bits(tmp_path, architecture, weights):

@@ -114,6 +114,12 @@ def alive(pid):
         return False
 
 
+def handles(pid, number):
+    """Whether a process has a handler for a signal."""
+    (caught,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 def soon_dead(pid, timeout=15.0):
     deadline = time.monotonic() + timeout
     while alive(pid) and time.monotonic() < deadline:
@@ -253,7 +259,9 @@ def test_a_stop_while_redis_is_stuck_is_heard(supervise):
     one.wait()
     os.kill(redis_pid, signal.SIGSTOP)
     two = supervise()
-    time.sleep(1.0)
+    while not handles(two.process.pid, signal.SIGTERM):
+        time.sleep(0.01)
+    time.sleep(0.5)
     assert two.process.poll() is None
     assert two.end() == 0
     os.kill(redis_pid, signal.SIGCONT)

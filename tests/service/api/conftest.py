@@ -40,7 +40,9 @@ def valkey(tmp_path_factory):
 
 
 def open_redis_store(server, timeout=10.0):
-    """A new, empty store in this server, and a client of it that waits for its answers for as long as a busy disk holds them up."""
+    """A new store in this server, where nothing of other tests is left, and a client of it. It waits for its answers for as long
+    as a busy disk holds them up."""
+    flush(server)
     store = RedisJobStore(server.url, timeout=timeout)
     store.bind(store.create(uuid.uuid4().hex))
     return store
@@ -58,9 +60,7 @@ def store(request):
     if request.param == "memory":
         made = new_memory_store()
     else:
-        server = request.getfixturevalue("valkey")
-        flush(server)
-        made = open_redis_store(server)
+        made = open_redis_store(request.getfixturevalue("valkey"))
     yield made
     made.close()
 

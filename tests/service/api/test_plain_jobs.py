@@ -13,7 +13,7 @@ import pytest
 from service.listening import bind
 from storage.errors import StoreUnavailable
 from storage.records import JobStatus
-from tests.service.api.conftest import flush, new_memory_store, open_redis_store
+from tests.service.api.conftest import new_memory_store, open_redis_store
 from tests.service.api.rig import DIRECT, MODEL, PROMPT, ScriptedEngine, parse_events, running_api, until
 
 LEASE = 1.8
@@ -59,7 +59,6 @@ class Client:
 
 @pytest.fixture
 def redis_store(valkey):
-    flush(valkey)
     store = open_redis_store(valkey)
     yield store
     store.close()
