@@ -102,9 +102,8 @@ def keep(row: Row, place: Path, report: Path, command: str) -> Path:
     shutil.rmtree(kept, ignore_errors=True)
     with contextlib.suppress(shutil.Error):  # a disk whose power is off gives nothing back; what is beside it counts
         shutil.copytree(place, kept, ignore=shutil.ignore_patterns("*.sock", "*.img"), ignore_dangling_symlinks=True)
-    outcome = asdict(replace(row.outcome, failpoints=Counter())) | {
-        "failpoints": dict(row.outcome.failpoints)
-    }  # asdict miscounts one
+    outcome = asdict(replace(row.outcome, failpoints=Counter()))  # of a Counter it makes another, with keys that are no JSON
+    outcome["failpoints"] = dict(row.outcome.failpoints)
     verdict = {"again": command, "seconds": row.seconds, **outcome}
     (kept / "verdict.json").write_text(json.dumps(verdict, indent=1, ensure_ascii=False))
     return kept

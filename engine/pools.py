@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine import huge_memory
 from engine.geometry import PageGeometry
 from engine.page_manager import PageManager
 
@@ -86,12 +85,7 @@ class DevicePool:
         self.device = device
         self.manager = PageManager(num_pages)
         # Zeros, not empty: a NaN left in a slot that no row reads yet would still poison a masked SDPA.
-        shape, dtype = (num_pages, *geometry.page_shape), DTYPES[geometry.dtype]
-        if device == "cpu":
-            memory = huge_memory.zeros(num_pages * geometry.page_bytes, torch.get_num_threads())
-            self.tensor = torch.from_numpy(memory).view(dtype).view(shape)
-        else:
-            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        self.tensor = torch.zeros((num_pages, *geometry.page_shape), dtype=DTYPES[geometry.dtype], device=device)
         #: the same memory as bytes, uint8 [num_pages, page_bytes]
         self.bytes = self.tensor.view(num_pages, -1).view(torch.uint8)
 

@@ -8,8 +8,7 @@ from service.settings import MIB, Settings
 from storage.errors import PoolError
 
 DEVICE_POOL_SHARE = 4  #: a quarter of the memory ...
-#: ... but no more: pages are touched once at start, 0.07 s a GB, or 2.4 where the host has to fetch the memory
-DEVICE_POOL_CAP = 1024 * MIB
+DEVICE_POOL_CAP = 1024 * MIB  #: ... but no more: pages are touched once at start, which takes a second for each 500 MB
 DEVICE_SHARE = 85  #: per cent of what the model leaves on an accelerator; the rest is for logits, graphs and the self-test's pages
 HOST_PAGES_PER_DEVICE_PAGE = 2
 HOST_POOL_DISK_SHARE = 4
