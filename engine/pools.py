@@ -4,6 +4,11 @@ Both pools have the shape ``[num_pages, num_layers, 2, page_size, num_kv_heads, 
 extent with all layers, so one copy moves it and one checksum covers it.
 """
 
+import ctypes
+import math
+import mmap
+import os
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -13,6 +18,10 @@ import torch
 
 from engine.geometry import PageGeometry
 from engine.page_manager import PageManager
+
+_LOWEST_PRIORITY = 19
+_CLAIM_BYTES = 4 << 20
+_MADV_POPULATE_WRITE = 23  #: <linux/mman.h>
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PageBytes = npt.NDArray[np.uint8]
@@ -85,13 +94,33 @@ class DevicePool:
         self.device = device
         self.manager = PageManager(num_pages)
         # Zeros, not empty: a NaN left in a slot that no row reads yet would still poison a masked SDPA.
-        self.tensor = torch.zeros((num_pages, *geometry.page_shape), dtype=DTYPES[geometry.dtype], device=device)
+        shape, dtype = (num_pages, *geometry.page_shape), DTYPES[geometry.dtype]
+        self._memory = None if device != "cpu" else mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE)
+        if self._memory is None:
+            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        else:
+            self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
         #: the same memory as bytes, uint8 [num_pages, page_bytes]
         self.bytes = self.tensor.view(num_pages, -1).view(torch.uint8)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page onto another, in order with the computation."""
         self.tensor[target].copy_(self.tensor[source])
+
+    def claim_memory(self) -> None:
+        """Have the kernel find all memory of the pool, from page 0 on, while others compute: on a thread of its own.
+
+        Memory is found as it is touched, some 2 GB a second, so a start need not wait for a large pool, and a restored page brings
+        its own. But where there is not enough, that should show now, and not in hours. Kernels before 5.14 cannot be asked.
+        """
+        if self._memory is None:
+            return
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)  # of this thread alone
+        libc, begin, size = ctypes.CDLL(None), self.tensor.data_ptr(), len(self._memory)
+        for at in range(0, size, _CLAIM_BYTES):
+            part = ctypes.c_size_t(min(_CLAIM_BYTES, size - at))
+            if libc.madvise(ctypes.c_void_p(begin + at), part, _MADV_POPULATE_WRITE):
+                return
 
 
 class HostPool:
