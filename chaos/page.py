@@ -23,7 +23,7 @@ PROMISES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "G3": (
         "The output is that of an uninterrupted run, token for token.",
-        ("engine_kills", "pressure_kills", "everything_kills", "two_engines", "engine_terms", "service_terms"),
+        ("engine_kills", "standby_kills", "pressure_kills", "everything_kills", "two_engines", "engine_terms", "service_terms"),
     ),
     "G4": (
         "A page is used only if its checksum and its identity are right; else its tokens are computed again.",

@@ -29,6 +29,11 @@ class ReadyWatch:
     def look_again(self) -> None:
         self._looking.set()
 
+    @property
+    def ready(self) -> bool:
+        """As far as is known: since the last look that was asked for."""
+        return self._thread.is_alive() and not self._looking.is_set()
+
     def stop(self) -> None:
         self._stopped.set()
         self._looking.set()

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
+from types import MappingProxyType
 
 from service.processes import Exit, spawn, write_pid_file
 
 HEALTHY_SECONDS = 60.0  #: a life this long forgets the deaths before it
+_ORDERLY = (0, -SIGTERM, -SIGINT, -SIGHUP)  #: exit codes of what was asked to end
 _LONGEST_PAUSE = {"crash": 30.0, "benign": 0.5}
 
 
@@ -26,7 +28,7 @@ def classify(returncode: int, *, oom_killed: bool) -> LastExit:
     """SIGKILL from outside is no fault of a job; SIGKILL by the kernel for want of memory may be."""
     if returncode == -SIGKILL:
         return LastExit.CRASH if oom_killed else LastExit.BENIGN
-    return LastExit.BENIGN if returncode in (0, -SIGTERM, -SIGINT, -SIGHUP) else LastExit.CRASH
+    return LastExit.BENIGN if returncode in _ORDERLY else LastExit.CRASH
 
 
 def oom_kills() -> int:
@@ -95,11 +97,14 @@ class Child:
     environment: Mapping[str, str]
     run_dir: Path
     tell_last_exit: bool = False
+    has_standby: bool = False  #: another one waits beside it to take over
     inherits: tuple[int, ...] = ()  #: descriptors of ours that it gets: with them, another one can run beside it
     process: subprocess.Popen[bytes] | None = None
     start_at: float = 0.0  #: monotonic; when it is to be started (again)
-    _last_exit: LastExit = LastExit.BENIGN  #: before the first start: the supervisor or the machine went away, no crash of ours
-    _started: float = 0.0
+    started: float = 0.0  #: monotonic
+    #: before the first start: the supervisor or the machine went away, no crash of ours
+    last_exit: LastExit = LastExit.BENIGN
+    ended_orderly: bool = False
     _oom_kills: int = 0
     _backoff: Backoff = field(default_factory=Backoff)
 
@@ -111,20 +116,35 @@ class Child:
     def pid(self) -> int | None:
         return None if self.process is None else self.process.pid
 
-    def start(self, death_pipe: int, *, ready_fd: int | None = None) -> None:
-        """``ready_fd``: it is to write there when it is ready."""
+    def start(self, death_pipe: int, *, tell: Mapping[str, int] = MappingProxyType({})) -> None:
+        """``tell``: flag -> descriptor that it inherits for this."""
         refusal_file(self.run_dir, self.name).unlink(missing_ok=True)
-        command = [*self.command, *(["--last-exit", self._last_exit] if self.tell_last_exit else [])]
-        inherits = self.inherits
-        if ready_fd is not None:
-            command, inherits = [*command, "--ready-fd", str(ready_fd)], (*inherits, ready_fd)
-        self._started, self._oom_kills = time.monotonic(), oom_kills()
-        self.process = spawn(command, environment=self.environment, death_pipe=death_pipe, pass_fds=inherits)
+        command = [*self.command, *(["--last-exit", self.last_exit] if self.tell_last_exit else [])]
+        for flag, descriptor in tell.items():
+            command += [flag, str(descriptor)]
+        inherits = (*self.inherits, *tell.values())
+        self.adopt(spawn(command, environment=self.environment, death_pipe=death_pipe, pass_fds=inherits))
+
+    def adopt(self, process: subprocess.Popen[bytes]) -> None:
+        """This process is it from now on."""
+        self.started, self._oom_kills = time.monotonic(), oom_kills()
+        self.process = process
         self.name_pid()
+
+    def let_go(self) -> subprocess.Popen[bytes] | None:
+        """The process, if there is one; it is no child of this name any more."""
+        process, self.process = self.process, None
+        if process is not None:
+            self._unname_pid(process)
+        return process
+
+    def overlook_oom_kill(self) -> None:
+        """One that was counted since the start, if one was, was another's."""
+        self._oom_kills = min(self._oom_kills + 1, oom_kills())
 
     def another(self) -> "Child":
         """The same, not started."""
-        return Child(self.name, self.command, self.environment, self.run_dir, self.tell_last_exit, self.inherits)
+        return Child(self.name, self.command, self.environment, self.run_dir, inherits=self.inherits)
 
     def name_pid(self) -> None:
         if self.process is not None:
@@ -134,22 +154,26 @@ class Child:
         """The death since the last call, if there was one; plans the next start."""
         if self.process is None or (code := self.process.poll()) is None:
             return None
-        with contextlib.suppress(OSError, ValueError):
-            if int(self._pid_file.read_text()) == self.process.pid:  # else it names the one that runs in its place
-                self._pid_file.unlink()
+        self._unname_pid(self.process)
         self.process = None
-        self._last_exit = classify(code, oom_killed=oom_kills() > self._oom_kills)
+        self.last_exit = classify(code, oom_killed=oom_kills() > self._oom_kills)
+        self.ended_orderly = code in _ORDERLY
         now = time.monotonic()
-        pause = self._backoff.next_pause(now - self._started, self._last_exit)
+        pause = self._backoff.next_pause(now - self.started, self.last_exit)
         self.start_at = now + pause
         refusal = ""
         with contextlib.suppress(OSError):
             refusal = refusal_file(self.run_dir, self.name).read_text().strip()
-        return Death(code, self._last_exit, pause, refusal)
+        return Death(code, self.last_exit, pause, refusal)
 
     def signal(self, number: Signals) -> None:
         if self.process is not None:
             self.process.send_signal(number)
+
+    def _unname_pid(self, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if int(self._pid_file.read_text()) == process.pid:  # else it names the one that runs in its place
+                self._pid_file.unlink()
 
     @property
     def _pid_file(self) -> Path:

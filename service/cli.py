@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,6 +28,9 @@ from service.processes import (
 from service.settings import LoadedSettings, Settings
 from service.version import own_version
 from storage.errors import StorageError
+
+if TYPE_CHECKING:
+    from service.worker.standby import Turn
 
 app = typer.Typer(
     name="midsentence",
@@ -58,6 +61,7 @@ DemoControls = Annotated[
     bool, typer.Option("--demo-controls", help="Give the dashboard a button that kills the engine. Only where --host is loopback.")
 ]
 KillButton = Annotated[bool, typer.Option("--kill-button", hidden=True, help="Our parent is a supervisor that shows a demo.")]
+TurnFd = Annotated[int | None, typer.Option(hidden=True, help="Pipe that says when it is our turn, and how the last life ended.")]
 Told = Annotated[LastExit, typer.Option("--last-exit", hidden=True, help="How this engine's last life ended.")]
 
 
@@ -112,10 +116,32 @@ def api(
 @app.command(rich_help_panel="Server")
 @with_settings()
 def engine(
-    loaded: LoadedSettings, death_pipe: DeathPipe = None, lock_wait: LockWait = 0.0, last_exit: Told = LastExit.CRASH
+    loaded: LoadedSettings,
+    death_pipe: DeathPipe = None,
+    lock_wait: LockWait = 0.0,
+    last_exit: Told = LastExit.CRASH,
+    turn_fd: TurnFd = None,
 ) -> None:
     """Run one engine alone. Nobody tells it how its last life ended, so it takes it for a crash."""
-    _as_process("engine", loaded.settings, death_pipe, lock_wait, lambda settings: _run_engine(settings, last_exit, lock_wait))
+    turn: Turn | None = None
+
+    def run(settings: Settings) -> int:
+        from service.worker.process import main
+
+        return main(settings, last_exit=last_exit, lock_wait=lock_wait, turn=turn)
+
+    def wait() -> None:
+        nonlocal turn
+        if turn_fd is None:
+            return
+        from service.worker import process  # noqa: F401  # while there is time
+        from service.worker.standby import wait_for_turn
+
+        turn = wait_for_turn(loaded.settings, turn_fd)
+        if turn is None:
+            raise typer.Exit
+
+    _as_process("engine", loaded.settings, death_pipe, lock_wait, run, wait)
 
 
 def _run_api(settings: Settings, listen_fd: int | None, ready_fd: int | None, kill_button: bool) -> int:
@@ -125,23 +151,24 @@ def _run_api(settings: Settings, listen_fd: int | None, ready_fd: int | None, ki
     return run(settings, listen_fd, ready_fd, ask_to_kill_engine if kill_button else None)
 
 
-def _run_engine(settings: Settings, last_exit: LastExit, lock_wait: float) -> int:
-    from service.worker.process import main as run
-
-    return run(settings, last_exit=last_exit.value, lock_wait=lock_wait)
-
-
 def _as_process(
-    name: str, settings: Settings, death_pipe: int | None, lock_wait: float | None, run: Callable[[Settings], int]
+    name: str,
+    settings: Settings,
+    death_pipe: int | None,
+    lock_wait: float | None,
+    run: Callable[[Settings], int],
+    wait: Callable[[], None] = lambda: None,
 ) -> None:
     """What api and engine share: tied to their parent, logging, a pid file, a last word for the supervisor when they refuse.
 
-    ``lock_wait`` None: the supervisor holds the lock for us, and wrote the pid file.
+    ``lock_wait`` None: the supervisor holds the lock for us, and wrote the pid file. ``wait`` returns when it is our turn to take
+    the lock and run.
     """
     if death_pipe is not None:
         die_with_parent(death_pipe)
     _start_logging(settings, name)
     check_surroundings()
+    wait()
     prepare_directory(settings.data_dir)
     run_dir = prepare_directory(settings.run_dir)
     try:

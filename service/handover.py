@@ -29,7 +29,7 @@ class Handover:
         self._began = time.monotonic()
         self.ready_pipe, writer = os.pipe2(os.O_CLOEXEC)
         try:
-            self.new.start(death_pipe, ready_fd=writer)
+            self.new.start(death_pipe, tell={"--ready-fd": writer})
         finally:
             os.close(writer)
 

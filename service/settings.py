@@ -137,6 +137,11 @@ class Settings(BaseModel):
     exactness: Literal["on", "off"] = _field(
         "Engine", "on", "'on': a restored or replayed job has the bits of an uninterrupted one. 'off': faster, no such promise."
     )
+    standby: Literal["on", "off"] = _field(
+        "Engine",
+        "on",
+        "'on': `serve` keeps a second engine process waiting, its model mapped, that takes over at once when the engine dies.",
+    )
     step_timeout_seconds: float = _field("Engine", 300.0, "A step longer than this counts as a crash of the engine.", ge=1)
 
     queue_limit: int = _field("Jobs", 10_000, "Queued jobs above this are refused (429).", ge=1)

@@ -32,6 +32,7 @@ from service.processes import (
 from service.redis_server import MIN_FREE_DISK, EmbeddedRedis
 from service.settings import MIB, Settings, is_loopback
 from service.sizing import free_disk
+from service.standby import Standby
 
 LOCK_WAIT = 30.0  #: seconds to wait for the lock of a child: the killed one before it may still be unmapping its pool
 KILL_ENGINE = signal.SIGUSR1  #: from the api, with --demo-controls
@@ -62,9 +63,10 @@ def ask_to_kill_engine() -> None:
 def engine_and_api(settings: Settings, port: ApiPort, *, kill_button: bool = False) -> Sequence[Child]:
     environment, run_dir = child_environment(settings.environment()), settings.run_dir
     engine = python_command("engine", "--lock-wait", f"{LOCK_WAIT:g}")
+    has_standby = settings.standby == "on"
     api = python_command("api", "--listen-fd", str(port.fd), *(["--kill-button"] if kill_button else []))
     return (
-        Child("engine", engine, environment, run_dir, tell_last_exit=True),
+        Child("engine", engine, environment, run_dir, tell_last_exit=True, has_standby=has_standby),
         Child("api", api, environment, run_dir, inherits=port.inherited),
     )
 
@@ -80,6 +82,7 @@ class Supervisor:
         self._make_children = children
         self._say = say
         self._children: list[Child] = []
+        self._standby: Standby | None = None
         self._retired: list[Child] = []  #: apis that were replaced and still answer what they were asked
         self._handover: Handover | None = None
         self._replace_asked = False
@@ -119,6 +122,7 @@ class Supervisor:
             self._tend_redis()
             if not self._children and (self._redis is None or self._redis_up_since is not None):
                 self._children = list(self._make_children(self._settings_for_children(), port))
+                self._standby = next((Standby(child, self._say) for child in self._children if child.has_standby), None)
                 self._ready.start()
             self._tend_handover(death_pipe)
             self._kill_engine_if_asked()
@@ -128,6 +132,8 @@ class Supervisor:
             self._retired = [child for child in self._retired if child.running and child.reap() is None]
             if self._exit is Exit.OK and not self._stop_requests:
                 self._start_due(death_pipe)
+                if self._standby is not None:
+                    self._standby.tend(death_pipe, now=time.monotonic(), ready=self._ready.ready)
             self._sleep(wakeup)
 
     def _tend_handover(self, death_pipe: int) -> None:
@@ -189,7 +195,11 @@ class Supervisor:
         for child in self._children:
             replaced = self._handover is not None and child is self._handover.old
             if not child.running and not replaced and time.monotonic() >= child.start_at:
-                child.start(death_pipe)
+                heir = self._standby.take_over() if child.has_standby and self._standby is not None else None
+                if heir is None:
+                    child.start(death_pipe)
+                else:
+                    child.adopt(heir)
 
     def _tend_redis(self) -> None:
         """Start, attach or start again. Engine and api pause meanwhile and go on by themselves."""
@@ -239,6 +249,8 @@ class Supervisor:
 
     def _end(self, wakeup: int) -> None:
         """SIGTERM to engine and api, then Redis. A second signal, or the time-out, turns patience into SIGKILL."""
+        if self._standby is not None:
+            self._standby.end()
         alive = [child for child in (*self._children, *self._retired) if child.running]
         if self._handover is not None:
             alive.append(self._handover.new)

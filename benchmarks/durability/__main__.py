@@ -53,9 +53,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=Path("bench-results/durability.json"), help="the plot is put beside it")
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="folder for pool files and services; no tmpfs")
     for field in _measured_sizes():
-        many = field.type == tuple[int, ...]
+        kinds: dict[object, Callable[[str], Any]] = {tuple[int, ...]: _numbers, int: int, str: str}
         flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=_numbers if many else int, help=f"default: {field.default}")
+        parser.add_argument(flag, type=kinds[field.type], help=f"default: {field.default}")
     return parser.parse_args()
 
 

@@ -4,11 +4,12 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -40,6 +41,7 @@ class Options:
     kill_jobs: tuple[int, ...] = (1, 16, 64)
     kill_prompt: int = 1900
     kill_generated: int = 100
+    standby: str = "on"  #: whether an engine waits to take over at the kill
     growth_jobs: int = 2000
     seed: int = 0
 
@@ -66,15 +68,17 @@ def pages_for(jobs: int, tokens: int) -> int:
 
 
 @contextmanager
-def service(options: Options, name: str, *, device_pages: int, host_pages: int, max_running: int = 32) -> Iterator[Cluster]:
-    """The real service with its default settings, ready; its folder is removed behind it."""
+def service(
+    options: Options, name: str, *, device_pages: int, host_pages: int, more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Cluster]:
+    """The real service with its default settings but ``more``, ready; its folder is removed behind it."""
     settings = {
         "prefill_chunk": str(CHUNK),
         "max_step_tokens": str(MAX_STEP_TOKENS),
-        "max_running": str(max_running),
         "threads": str(default_threads()),
         "lease_seconds": "10",
         "log_format": "json",
+        **more,
     }
     place = private_place(options.place, name)
     cluster_options = ClusterOptions(str(options.folder), PAGE_SIZE, device_pages, host_pages, settings)

@@ -31,6 +31,24 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Succession:
+    """SIGKILL to the engine ``seconds`` after another one began to wait beside it: that one must be the next engine."""
+
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return f"SIGKILL engine, {self.seconds:.1f} s after another began to wait"
+
+    def apply(self, cluster: Cluster) -> Proof:
+        heir = cluster.require_pid("standby")
+        time.sleep(self.seconds)
+        old = cluster.signal("engine", signal.SIGKILL)
+        new = cluster.wait_changed("engine", old)
+        return Proof(new == heir, f"engine {old} is dead, {new} took its place, {heir} had waited")
+
+
+@dataclass(frozen=True, slots=True)
 class KillTogether:
     """Several roles in one instant."""
 

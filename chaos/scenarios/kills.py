@@ -5,7 +5,7 @@ from signal import SIGTERM
 from chaos.cluster import START_TIMEOUT
 from chaos.dump import dump_jobs
 from chaos.faults.points import ApiFailpoint, Failpoint
-from chaos.faults.signals import Kill, KillForGood, KillTogether
+from chaos.faults.signals import Kill, KillForGood, KillTogether, Succession
 from chaos.guarantees import check_undisturbed
 from chaos.points import API_POINTS, DRAIN_POINTS, ONCE_POINTS, PAGE_POINTS, POINTS
 from chaos.processes import wait_until
@@ -21,6 +21,18 @@ def engine_kills(stage: Stage, kills: int) -> None:
         for _ in range(kills):
             random_moment(stage)
             stage.inflict(Kill("engine"))
+
+
+def standby_kills(stage: Stage, kills: int) -> None:
+    """An engine waits: it takes over, half prepared or wholly; or it dies, alone or with the one that serves."""
+    serve(stage)
+    with stage.traffic():
+        for number in range(kills):
+            stage.wait_progress(20)
+            if number % 4 < 2:
+                stage.inflict(Succession(stage.rng.uniform(0.0, 4.0)))
+            else:
+                stage.inflict(KillTogether(("standby",) if number % 4 == 2 else ("standby", "engine")))
 
 
 def api_kills(stage: Stage, kills: int) -> None:
@@ -144,6 +156,16 @@ SCENARIOS = (
         meaning="engine SIGKILL at random moments; clients see a pause, never an error",
         checkers=(check_undisturbed,),
         seconds=720,
+    ),
+    Scenario(
+        "standby_kills",
+        standby_kills,
+        runs=counts(1, 1, 2),
+        faults=counts(2, 12, 40),
+        covers="S2",
+        meaning="engine SIGKILL while another waits to take over, and SIGKILL of the one that waits, or of both",
+        checkers=(check_undisturbed,),
+        seconds=150,
     ),
     Scenario(
         "failpoint_kills",

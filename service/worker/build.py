@@ -1,6 +1,6 @@
 """What an engine process is built from: model, pools, identity. And what it refuses before it touches anything."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tokenizers import Tokenizer
@@ -27,6 +27,7 @@ class Loaded:
     model: LoadedModel
     fingerprint: str
     tokenizer: Tokenizer
+    problems: tuple[str, ...] | None = None  #: what the exactness self-test found; None: it was not made yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,19 @@ def load(settings: Settings) -> Loaded:
     return Loaded(model, fingerprint, tokenizer)
 
 
+def prove(settings: Settings, loaded: Loaded) -> Loaded:
+    """Test that rows do not depend on each other before there is a pool: the test takes pages of its own."""
+    smallest = DevicePool(sizing.MIN_PAGES, loaded.model.geometry(settings.page_size), settings.device)
+    runner = make_runner(loaded.model, smallest.tensor, settings.page_size, settings.prefill_chunk)
+    return replace(loaded, problems=_self_test(settings, runner))
+
+
+def _self_test(settings: Settings, runner: Runner) -> tuple[str, ...]:
+    return tuple(exactness.self_test(runner)) if settings.exactness == "on" else ("exactness is off by --exactness",)
+
+
 def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Parts:
-    """Lock the pool file, if there is to be one, make the pools, test that rows do not depend on each other."""
+    """Lock the pool file, if there is to be one, make the pools, test that rows do not depend on each other if nobody has."""
     model = loaded.model
     geometry = model.geometry(settings.page_size)
     device_free = _free_memory(settings.device)
@@ -80,7 +92,7 @@ def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Part
         page_size=settings.page_size,
         device_facts=runner.device_facts,
     )
-    problems = tuple(exactness.self_test(runner)) if settings.exactness == "on" else ("exactness is off by --exactness",)
+    problems = _self_test(settings, runner) if loaded.problems is None else loaded.problems
     for problem in problems:
         log.warning("not_exact", problem=problem)
     return Parts(loaded, arithmetic, runner, device, host, pool_file, problems)

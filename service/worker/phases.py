@@ -12,11 +12,15 @@ def process_age() -> float:
 
 
 class Phases:
-    """Seconds by phase, in order, without gaps: the first began with the process."""
+    """Seconds by phase, in order, without gaps: the first began with the process, or ``began`` seconds later."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: float = 0.0) -> None:
         self.seconds: dict[str, float] = {}
-        self._ended = 0.0  #: age of the process when the last phase ended
+        self._ended = began  #: age of the process when the last phase ended
+
+    @classmethod
+    def from_now(cls) -> "Phases":
+        return cls(process_age())
 
     def end(self, phase: str) -> None:
         """``phase`` ends here, and the next one begins."""

@@ -4,7 +4,6 @@ Order of start: model, store, pool lock, registration. Nothing is claimed before
 ``/livez`` answers from the first moment, ``/readyz`` after the jobs found at registration were taken in.
 """
 
-import gc
 import os
 import signal
 import socket
@@ -12,9 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -23,6 +23,7 @@ from engine.core import Engine
 from engine.residency import Residency
 from engine.scheduler import Budget, Preemption
 from recovery.checkpointer import Checkpointer
+from service.children import LastExit
 from service.errors import RegistrationRefused
 from service.lease import pace
 from service.logs import get_logger
@@ -31,12 +32,14 @@ from service.processes import Exit
 from service.settings import Settings
 from service.store_access import MarkWriter, OpenStore, open_store
 from service.tracing import Tracing, start_tracing
+from service.worker import garbage
 from service.worker.build import Parts, build_parts, explain_refusal, load, refuse_other_model
 from service.worker.http import EngineHttp
 from service.worker.job_spans import JobSpans, Observers
 from service.worker.loop import EngineLoop
 from service.worker.observer import EngineObserver
 from service.worker.phases import Phases
+from service.worker.standby import Turn
 from service.worker.state import Identity, Wakeups, new_incarnation
 from service.worker.store_thread import StoreThread
 from service.worker.vitals import Vitals
@@ -48,7 +51,7 @@ from storage.records import EngineInfo, Registered, RegisterOutcome
 
 log = get_logger("engine")
 
-LastExit = Literal["benign", "crash"]
+_LOOK_EVERY = 0.02  #: seconds; whether we are to stop, while an answer is awaited
 
 
 class EngineWorker:
@@ -152,7 +155,7 @@ class EngineWorker:
         """Register, work until SIGTERM, drain. Raises RegistrationRefused or WrongStore where starting again would not help."""
         self._store_thread.start()
         registered = self._store_thread.submit(
-            lambda store: self._register(store, self._identity.incarnation, blame=last_exit == "crash")
+            lambda store: self._register(store, self._identity.incarnation, blame=last_exit is LastExit.CRASH)
         )
         table = self._store_thread.submit(lambda store: store.pool_table(self._identity.info.pool_id))
         if not self._await(registered):
@@ -178,7 +181,7 @@ class EngineWorker:
         while not answer.done():
             if self._stopping.is_set():
                 return False
-            time.sleep(0.02)
+            futures.wait([answer], _LOOK_EVERY)
         return True
 
     def stop(self) -> None:
@@ -283,16 +286,14 @@ def end_process(error: BaseException) -> None:
     os._exit(Exit.FAILED)
 
 
-def _settle_garbage_collector() -> None:
-    """What was made until now stays: never walk its hundreds of thousands of objects again, in the middle of a step."""
-    gc.collect()
-    gc.freeze()
-    gc.collect()  # the collector learns how few there are beside them
+def main(settings: Settings, *, last_exit: LastExit = LastExit.CRASH, lock_wait: float = 0.0, turn: Turn | None = None) -> int:
+    """Run one engine until SIGTERM. Returns the exit code; refusals are raised for the command line to print.
 
-
-def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float = 0.0) -> int:
-    """Run one engine until SIGTERM. Returns the exit code; refusals are raised for the command line to print."""
-    phases = Phases()
+    ``turn``: it has waited for this, and knows now how the one before it ended.
+    """
+    phases, loaded = Phases(), None
+    if turn is not None:
+        last_exit, loaded, phases = turn.last_exit, turn.loaded, turn.phases
     phases.end("imports")
     registry = CollectorRegistry()
     worker: list[EngineWorker] = []
@@ -310,15 +311,16 @@ def main(settings: Settings, *, last_exit: LastExit = "crash", lock_wait: float 
     starting = {"starting": "the model is being loaded; its first start also converts it and compiles kernels"}
     tracing = start_tracing("engine")
     with EngineHttp(settings, registry, lambda: worker[0].readiness() if worker else starting):
-        loaded = load(settings)
+        loaded = loaded or load(settings)
         phases.end("model")
         opened = open_store(settings, role="engine", stop=stop)
         refuse_other_model(opened, settings.model, loaded.fingerprint)
         phases.end("store")
         parts = build_parts(settings, loaded, lock_wait=lock_wait)
+        threading.Thread(target=parts.device.claim_memory, name="claim-memory", daemon=True).start()
         phases.end("pools")
         worker.append(EngineWorker(settings, parts, opened, registry, tracing))
-        _settle_garbage_collector()
+        garbage.settle()
         if stop.is_set():
             worker[0].stop()
         worker[0].run(last_exit, phases)

@@ -1,6 +1,8 @@
-"""The real supervisor with stand-in children: ``python supervisor_rig.py DIR ENGINE-SCRIPT DRAIN [demo]``. Says go to stdout.
+"""The real supervisor with stand-in children: ``python supervisor_rig.py DIR ENGINE-SCRIPT DRAIN [demo] [standby]``. Says go to
+stdout.
 
-The stand-ins die with their parent like the real ones; the engine's writes how it was started to ``DIR/starts``.
+The stand-ins die with their parent like the real ones; the engine's writes how it was started to ``DIR/starts``. With
+``standby`` the api's is ready at once, and another engine's waits.
 """
 
 import sys
@@ -20,12 +22,33 @@ from service.processes import die_with_parent
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 die_with_parent(int(sys.argv[sys.argv.index("--death-pipe") + 1]))
 name, directory = sys.argv[1], Path(sys.argv[2])
+told = sys.argv[sys.argv.index("--last-exit") + 1] if "--last-exit" in sys.argv else ""
+if "--turn-fd" in sys.argv:
+    told = "after waiting " + open(int(sys.argv[sys.argv.index("--turn-fd") + 1])).readline().strip()
 with open(directory / "starts", "a") as starts:
-    told = sys.argv[sys.argv.index("--last-exit") + 1] if "--last-exit" in sys.argv else ""
     starts.write(f"{name} {told}\\n")
 while True:
     time.sleep(1)
 """
+
+#: An api that is ready.
+READY = (
+    """
+import socket, sys, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Ready(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+server = ThreadingHTTPServer(("127.0.0.1", 0), Ready, bind_and_activate=False)
+server.socket = socket.socket(fileno=int(sys.argv[3]))
+server.socket.listen()
+threading.Thread(target=server.serve_forever, daemon=True).start()
+"""
+    + STEADY
+)
 
 #: Refuses as `midsentence engine` does: exit 78, with its message left for the supervisor.
 REFUSING = """
@@ -45,15 +68,18 @@ def main() -> int:
     script = {"steady": STEADY, "refusing": REFUSING, "crashing": CRASHING, "deaf": DEAF}[sys.argv[2]]
     settings = Settings(data_dir=directory, port=free_ports(1)[0], engine_port=0, drain_timeout_seconds=float(sys.argv[3]))
 
-    def children(told: Settings, _port: ApiPort) -> list[Child]:
+    standby = "standby" in sys.argv
+
+    def children(told: Settings, port: ApiPort) -> list[Child]:
         environment = child_environment(told.environment())
 
         def command(name: str, code: str) -> list[str]:
-            return [sys.executable, "-c", code, name, str(directory)]
+            return [sys.executable, "-c", code, name, str(directory), str(port.fd)]
 
+        engine, api = command("engine", script), command("api", READY if standby else STEADY)
         return [
-            Child("engine", command("engine", script), environment, settings.run_dir, tell_last_exit=True),
-            Child("api", command("api", STEADY), environment, settings.run_dir),
+            Child("engine", engine, environment, settings.run_dir, tell_last_exit=True, has_standby=standby),
+            Child("api", api, environment, settings.run_dir, inherits=port.inherited if standby else ()),
         ]
 
     def say(text: str) -> None:

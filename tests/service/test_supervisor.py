@@ -21,10 +21,11 @@ RIG = Path(__file__).with_name("supervisor_rig.py")
 
 
 class Supervised:
-    def __init__(self, data_dir, script="steady", drain=5.0, demo_controls=False):
+    def __init__(self, data_dir, script="steady", drain=5.0, demo_controls=False, standby=False):
         self.data_dir = data_dir
+        more = [*(["demo"] if demo_controls else []), *(["standby"] if standby else [])]
         self.process = subprocess.Popen(
-            [sys.executable, str(RIG), str(data_dir), script, str(drain), *(["demo"] if demo_controls else [])],
+            [sys.executable, str(RIG), str(data_dir), script, str(drain), *more],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.getcwd()},
@@ -166,6 +167,51 @@ def test_a_demos_button_kills_the_engine_and_nothing_else(supervise):
 def test_others_cannot_be_given_the_button():
     with pytest.raises(SettingsError, match="--demo-controls: host"):
         serve(Settings(host="0.0.0.0", allow_anonymous=True), demo_controls=True)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGKILL, "benign"), (signal.SIGSEGV, "crash")])
+def test_an_engine_that_waits_takes_over_and_is_told_how_the_other_ended(supervise, number, kind):
+    one = supervise(standby=True)
+    waiting, engine, api = one.pid("standby", timeout=30.0), one.pid("engine"), one.pid("api")
+    os.kill(engine, number)
+    assert one.pid("engine", other_than=engine) == waiting
+    assert one.starts(3)[2] == f"engine after waiting {kind}"
+    assert one.pid("api") == api
+    another = one.pid("standby", other_than=waiting, timeout=30.0)
+    assert one.end() == 0
+    assert all(map(soon_dead, (waiting, another)))
+    assert not list((one.data_dir / "run").glob("*.pid"))
+
+
+def test_after_an_orderly_end_an_engine_is_started_anew(supervise):
+    """Whoever replaced code or weights ends the engine so; one that waits has the old ones."""
+    one = supervise(standby=True)
+    waiting, engine = one.pid("standby", timeout=30.0), one.pid("engine")
+    os.kill(engine, signal.SIGTERM)
+    assert one.pid("engine", other_than=engine) != waiting
+    assert one.starts(3)[2] == "engine benign"
+    assert soon_dead(waiting)
+
+
+def test_the_death_of_one_that_waits_disturbs_nobody(supervise):
+    one = supervise(standby=True)
+    waiting, engine = one.pid("standby", timeout=30.0), one.pid("engine")
+    os.kill(waiting, signal.SIGKILL)
+    one.hear("the engine in waiting died (SIGKILL)")
+    another = one.pid("standby", other_than=waiting, timeout=30.0)
+    assert one.pid("engine") == engine
+    os.kill(another, signal.SIGKILL)
+    os.kill(engine, signal.SIGKILL)  # in the same moment: who is dead or dying is no heir
+    assert one.pid("engine", other_than=engine) != another
+    assert len(one.starts(3)) == 3
+
+
+def test_who_waits_follows_its_supervisor(supervise):
+    one = supervise(standby=True)
+    waiting = one.pid("standby", timeout=30.0)
+    one.process.kill()
+    one.wait()
+    assert soon_dead(waiting)
 
 
 def test_a_killed_redis_is_started_again_where_it_was(supervise, tmp_path):
