@@ -2,6 +2,9 @@
 
 Two services run the same jobs. Their engines take turns of some seconds, the other one stopped in mid-step: a machine whose memory
 is twice as fast in one minute as in the next gives both the same. Both must give the same tokens.
+
+Two processes of the same program differ by per cents for all their lives, by where the kernel laid their memory. So each round has
+a pair of its own, a round is one ratio, and the error is that of the rounds.
 """
 
 import asyncio
@@ -76,25 +79,33 @@ async def _turn(cluster: Cluster, streams: list[Stream]) -> float:
 
 def measure(options: Options) -> Section:
     rng = random.Random(options.seed)
-    device_pages = pages_for(max(options.batches), options.prompt + options.tokens)
     figures: list[Figure] = []
     raw: dict[str, Any] = {}
+    for batch in options.batches:
+        rounds = [_fresh_pair(options, number, options.prompts(rng, batch, options.prompt)) for number in range(options.rounds)]
+        ratios = [found["ratio"] for found in rounds]
+        figures += [
+            Figure(f"{batch} jobs, with checkpoints", statistics.median(found[ON] for found in rounds), "tok/s"),
+            Figure(f"{batch} jobs, without", statistics.median(found[OFF] for found in rounds), "tok/s"),
+            Figure(f"{batch} jobs, cost of checkpoints", 100 * (1 - statistics.median(ratios)), "%", GOAL),
+            Figure(f"{batch} jobs, standard error of that", 100 * median_error(ratios), "%"),
+            Figure(f"{batch} jobs, pairs of turns", sum(len(found["turns"]) for found in rounds)),
+        ]
+        raw[str(batch)] = rounds
+    return Section(figures, raw)
+
+
+def _fresh_pair(options: Options, number: int, prompts: list[list[int]]) -> dict[str, Any]:
+    """A round of two services that were started for it: median rates, the median ratio of its turns, the turns."""
+    device_pages = pages_for(len(prompts), options.prompt + options.tokens)
+    host_pages = {ON: 2 * device_pages, OFF: 0}
     with ExitStack() as stack:
         sides = {
-            side: stack.enter_context(service(options, side, device_pages=device_pages, host_pages=host_pages))
-            for side, host_pages in ((ON, 4 * device_pages), (OFF, 0))
+            side: stack.enter_context(
+                service(options, side, device_pages=device_pages, host_pages=host_pages[side], more={"standby": "off"})
+            )
+            for side in order(number)
         }
-        for batch in options.batches:
-            turns: Turns = []
-            for _ in range(options.rounds):
-                turns += asyncio.run(_round(sides, options.prompts(rng, batch, options.prompt), options.tokens))
-            pairs = [(turn[ON], turn[OFF]) for turn in turns]
-            medians = {side: statistics.median(turn[side] for turn in turns) for side in SIDES}
-            figures += [
-                Figure(f"{batch} jobs, with checkpoints", medians[ON], "tok/s"),
-                Figure(f"{batch} jobs, without", medians[OFF], "tok/s"),
-                Figure(f"{batch} jobs, cost of checkpoints", 100 * (1 - median_ratio(pairs)), "%", GOAL),
-                Figure(f"{batch} jobs, standard error of that", 100 * median_error([on / off for on, off in pairs]), "%"),
-            ]
-            raw[str(batch)] = turns
-    return Section(figures, raw)
+        turns = asyncio.run(_round(sides, prompts, options.tokens))
+    medians = {side: statistics.median(turn[side] for turn in turns) for side in SIDES}
+    return medians | {"ratio": median_ratio((turn[ON], turn[OFF]) for turn in turns), "turns": turns}

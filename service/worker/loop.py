@@ -5,6 +5,7 @@ Run-ahead is one step: while the answers of step k are on their way, step k+1 co
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from storage.records import Commit, JobAnswer, OwnedJob, Renewed, StepAnswers, S
 log = structlog.get_logger("midsentence.engine")
 
 POISON = "prompt."  #: + a prompt's first token: the failpoint of every step that computed such a job
+_TAKING = 0.1  #: seconds of a turn for jobs that were claimed: while more are taken in, pages of the first come in
 _IDLE_WAIT = 0.25  #: seconds; every event that matters wakes the loop earlier
 _REFUSED_PATIENCE = 60.0  #: seconds that an engine waits with its memory for the right store to come back
 
@@ -65,6 +67,7 @@ class EngineLoop:
         self._pending: list[_Pending] = []
         self._registering: Future[tuple[OwnedJob, ...]] | None = None
         self._claiming: Future[list[Taken]] | None = None
+        self._claimed: deque[Taken] = deque()  #: ours, and not yet taken in
         self._next_claim = 0.0
         self._renewals: list[Renewed] = []
         self._dead = ""  #: the incarnation that was declared dead last
@@ -134,7 +137,7 @@ class EngineLoop:
             self._step()
             return 0.0
         self._idle()
-        return _IDLE_WAIT
+        return 0.0 if self._claimed else _IDLE_WAIT
 
     def settle(self, timeout: float) -> bool:
         """Drain: copies in flight, then every answer. False when the store did not answer in time."""
@@ -242,24 +245,29 @@ class EngineLoop:
         )
 
     def _take_claimed(self) -> bool:
-        """Take in what a claim was answered with. False while its answer is on the way."""
-        if self._claiming is None:
-            return True
-        if not self._claiming.done():
+        """Take in some of what a claim was answered with. False while its answer is on the way, or more is left."""
+        if self._claiming is not None:
+            if not self._claiming.done():
+                return False
+            claiming, self._claiming = self._claiming, None
+            self._renewals.clear()  # one that is older than this claim does not list its jobs; the next comes in a second
+            hit("worker.after_claim")
+            try:
+                self._claimed.extend(claiming.result())
+            except EngineDead:
+                self._dead = self._identity.incarnation
+            except WrongStore as error:
+                self._refuse(error)
+        until = self._clock() + _TAKING
+        while self._claimed:
+            end = self._jobs.take(self._claimed.popleft(), self._identity)
+            if end is not None:
+                self._send((end,))
+            if self._clock() >= until:
+                break
+        if self._claimed:
             return False
-        claiming, self._claiming = self._claiming, None
-        self._renewals.clear()  # one that is older than this claim does not list its jobs; the next comes in a second
-        hit("worker.after_claim")
-        try:
-            for taken in claiming.result():
-                end = self._jobs.take(taken, self._identity)
-                if end is not None:
-                    self._send((end,))
-        except EngineDead:
-            self._dead = self._identity.incarnation
-        except WrongStore as error:
-            self._refuse(error)
-        if not self.state.scanned:
+        if self.state.registered and not self.state.scanned:
             self.state.scanned = True
             log.info("ready", jobs=len(self._jobs))
         return True
@@ -291,6 +299,7 @@ class EngineLoop:
         self._pending.clear()
         self._renewals.clear()
         self._claiming = None
+        self._claimed.clear()
         self.state.registered = False
         incarnation = new_incarnation()
         self._identity = replace(self._identity, incarnation=incarnation)

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.model import load_model
+from service.worker import loop
 from storage import chain
 from storage.errors import EngineDead, StoreUnavailable
 from storage.job_spec import JobSpec
@@ -255,6 +256,39 @@ def test_a_drain_takes_in_a_claim_that_is_on_its_way(tiny_folder, tiny_model):
     began = time.monotonic()
     one.drain()
     assert time.monotonic() - began < 8
+    assert {store.get(job.sequence_id).status for job in requests()} == {JobStatus.QUEUED}
+    assert {store.get(job.sequence_id).strikes for job in requests()} == {0}
+
+
+def test_jobs_are_taken_in_beside_the_steps(tiny_folder, tiny_model, alone, monkeypatch):
+    """Sixty long jobs of a dead engine took half a second, in which not one page of the first came in."""
+    monkeypatch.setattr(loop, "_TAKING", 0.0)
+    monkeypatch.setattr(Life, "_run", lambda self: None)
+    store = new_store()
+    submit(store, requests())
+    one = life(tiny_folder, tiny_model, store)
+    one.loop.begin(store.claim("e1", one.loop.identity.incarnation, held=[], free_pages=1000, limit=10))
+    wait_until(lambda: one.loop._claiming.done())
+    held = []
+    for _ in range(len(LENGTHS)):
+        assert one.loop.turn() == 0.0
+        held.append(len(one.loop.held_jobs()))
+        assert one.loop.state.scanned == (held[-1] == len(LENGTHS))
+    assert held == [1, 2, 3, 4, 5]
+    assert store.get("job-0").log_length > 0  # it did not wait for the others
+    while not ended(store):
+        one.loop.turn()
+    one.crash()
+    assert logs(store) == alone
+
+
+def test_a_drain_gives_back_what_was_not_taken_in_yet(tiny_folder, tiny_model, monkeypatch):
+    monkeypatch.setattr(loop, "_TAKING", 0.0)
+    store = new_store()
+    submit(store, requests())
+    one = life(tiny_folder, tiny_model, store)
+    wait_until(lambda: one.loop._claimed)
+    one.drain()
     assert {store.get(job.sequence_id).status for job in requests()} == {JobStatus.QUEUED}
     assert {store.get(job.sequence_id).strikes for job in requests()} == {0}
 
