@@ -4,11 +4,8 @@ Both pools have the shape ``[num_pages, num_layers, 2, page_size, num_kv_heads, 
 extent with all layers, so one copy moves it and one checksum covers it.
 """
 
-import ctypes
 import math
 import mmap
-import os
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,12 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine import pool_memory
 from engine.geometry import PageGeometry
 from engine.page_manager import PageManager
-
-_LOWEST_PRIORITY = 19
-_CLAIM_BYTES = 4 << 20
-_MADV_POPULATE_WRITE = 23  #: <linux/mman.h>
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PageBytes = npt.NDArray[np.uint8]
@@ -89,17 +83,20 @@ class MemoryBacking:
 class DevicePool:
     """Pages on the compute device: ``tensor`` has shape [num_pages, num_layers, 2, page_size, num_kv_heads, head_dim]."""
 
-    def __init__(self, num_pages: int, geometry: PageGeometry, device: str = "cpu") -> None:
+    def __init__(self, num_pages: int, geometry: PageGeometry, device: str = "cpu", *, memory: mmap.mmap | None = None) -> None:
+        """``memory``: of the pool of a process that died (``pool_memory``), for one on the CPU; used if it has the right size."""
         self.geometry = geometry
         self.device = device
         self.manager = PageManager(num_pages)
-        # Zeros, not empty: a NaN left in a slot that no row reads yet would still poison a masked SDPA.
+        # Zeros, or what was computed, never empty: a NaN in a slot that no row reads yet would still poison a masked SDPA.
         shape, dtype = (num_pages, *geometry.page_shape), DTYPES[geometry.dtype]
-        self._memory = None if device != "cpu" else mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE)
-        if self._memory is None:
-            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
-        else:
+        self._memory = None
+        if device == "cpu":
+            size = math.prod(shape) * dtype.itemsize
+            self._memory = memory if memory is not None and len(memory) == size else pool_memory.make(size)
             self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
+        else:
+            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         #: the same memory as bytes, uint8 [num_pages, page_bytes]
         self.bytes = self.tensor.view(num_pages, -1).view(torch.uint8)
 
@@ -108,19 +105,9 @@ class DevicePool:
         self.tensor[target].copy_(self.tensor[source])
 
     def claim_memory(self) -> None:
-        """Have the kernel find all memory of the pool, from page 0 on, while others compute: on a thread of its own.
-
-        Memory is found as it is touched, some 2 GB a second, so a start need not wait for a large pool, and a restored page brings
-        its own. But where there is not enough, that should show now, and not in hours. Kernels before 5.14 cannot be asked.
-        """
-        if self._memory is None:
-            return
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)  # of this thread alone
-        libc, begin, size = ctypes.CDLL(None), self.tensor.data_ptr(), len(self._memory)
-        for at in range(0, size, _CLAIM_BYTES):
-            part = ctypes.c_size_t(min(_CLAIM_BYTES, size - at))
-            if libc.madvise(ctypes.c_void_p(begin + at), part, _MADV_POPULATE_WRITE):
-                return
+        """See ``pool_memory.claim``."""
+        if self._memory is not None:
+            pool_memory.claim(self._memory)
 
 
 class HostPool:

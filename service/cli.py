@@ -62,6 +62,7 @@ DemoControls = Annotated[
 ]
 KillButton = Annotated[bool, typer.Option("--kill-button", hidden=True, help="Our parent is a supervisor that shows a demo.")]
 TurnFd = Annotated[int | None, typer.Option(hidden=True, help="Pipe that says when it is our turn, and how the last life ended.")]
+MemoryFd = Annotated[int | None, typer.Option(hidden=True, help="Memory of the serving engine's device pool.")]
 Told = Annotated[LastExit, typer.Option("--last-exit", hidden=True, help="How this engine's last life ended.")]
 
 
@@ -121,6 +122,7 @@ def engine(
     lock_wait: LockWait = 0.0,
     last_exit: Told = LastExit.CRASH,
     turn_fd: TurnFd = None,
+    memory_fd: MemoryFd = None,
 ) -> None:
     """Run one engine alone. Nobody tells it how its last life ended, so it takes it for a crash."""
     turn: Turn | None = None
@@ -137,7 +139,7 @@ def engine(
         from service.worker import process  # noqa: F401  # while there is time
         from service.worker.standby import wait_for_turn
 
-        turn = wait_for_turn(loaded.settings, turn_fd)
+        turn = wait_for_turn(loaded.settings, turn_fd, memory_fd)
         if turn is None:
             raise typer.Exit
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 
+from engine import pool_memory
 from service.children import Child
 from service.processes import describe_exit
 
@@ -38,11 +39,18 @@ class Standby:
             self._say(f"the engine in waiting died ({describe_exit(death.returncode)})")
         settled = ready and self._engine.running and now - self._engine.started >= SETTLED
         if settled and not self._child.running and now >= self._child.start_at:
-            turn, self._turn = os.pipe2(os.O_CLOEXEC)
-            try:
-                self._child.start(death_pipe, tell={"--turn-fd": turn})
-            finally:
-                os.close(turn)
+            self._start(death_pipe)
+
+    def _start(self, death_pipe: int) -> None:
+        turn, self._turn = os.pipe2(os.O_CLOEXEC)
+        tell = {"--turn-fd": turn}
+        if self._engine.pid is not None and (memory := pool_memory.of_process(self._engine.pid)) is not None:
+            tell["--memory-fd"] = memory
+        try:
+            self._child.start(death_pipe, tell=tell)
+        finally:
+            for descriptor in tell.values():
+                os.close(descriptor)  # memory, too: it ends with the engines, and not with us
 
     def take_over(self) -> "subprocess.Popen[bytes] | None":
         """The process that is the engine from now on, told how the one before ended. None: an engine has to be started."""

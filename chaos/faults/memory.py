@@ -1,12 +1,12 @@
 """The kernel kills the engine for want of memory, in a control group that the whole service lives in."""
 
-import contextlib
+import re
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.cluster import Cluster
+from chaos.cluster import START_TIMEOUT, Cluster
 from chaos.faults.base import FOLLOW_TIMEOUT, Proof
 from chaos.memory import MemoryGroup
 from chaos.processes import wait_until
@@ -25,7 +25,7 @@ class OutOfMemory:
     name: str = "engine killed by the kernel for want of memory"
 
     def apply(self, cluster: Cluster) -> Proof:
-        engine, before = cluster.require_pid("engine"), self.group.oom_kills
+        engine, before, lives = cluster.require_pid("engine"), self.group.oom_kills, len(_lives(cluster))
         Path(f"/proc/{engine}/oom_score_adj").write_text("1000")  # it is the largest; this says so even if the eater grows past it
         self.group.limit(self.group.in_use + _ROOM)
         eater = cluster.start_beside("eater", [sys.executable, "-c", _EATER], self.group.prelude + _NEXT)
@@ -36,14 +36,16 @@ class OutOfMemory:
             cluster.family.signal(eater, signal.SIGKILL)
         wait_until(lambda: cluster.family.gone(eater), FOLLOW_TIMEOUT, "the end of what took the memory")
         kills = self.group.oom_kills - before
-        told = _last_exit(cluster.wait_changed("engine", engine))
+        cluster.wait_changed("engine", engine)
+        wait_until(lambda: len(_lives(cluster)) > lives, START_TIMEOUT, "the registration of the next engine")
+        told = _lives(cluster)[-1]
         fired = kills >= 1 and told == "crash"
         return Proof(fired, f"the group counts {kills} more; engine {engine} is dead, and the next one was told of a {told}")
 
 
-def _last_exit(engine: int) -> str:
-    """How its last life ended, as its supervisor tells a new engine."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        arguments = Path(f"/proc/{engine}/cmdline").read_bytes().decode().split("\0")
-        return arguments[arguments.index("--last-exit") + 1]
-    return "?"
+def _lives(cluster: Cluster) -> list[str]:
+    """How the life before had ended, as the supervisor told each engine, by what it logged when it registered."""
+    events = re.findall(
+        r'^{.*"event": "registered", .*"last_exit": "(\w+)"', (cluster.logs / "serve.log").read_text(), re.MULTILINE
+    )
+    return list(map(str, events))

@@ -1,5 +1,6 @@
 """What an engine process is built from: model, pools, identity. And what it refuses before it touches anything."""
 
+import mmap
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,7 +72,7 @@ def _self_test(settings: Settings, runner: Runner) -> tuple[str, ...]:
     return tuple(exactness.self_test(runner)) if settings.exactness == "on" else ("exactness is off by --exactness",)
 
 
-def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Parts:
+def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float, memory: mmap.mmap | None = None) -> Parts:
     """Lock the pool file, if there is to be one, make the pools, test that rows do not depend on each other if nobody has."""
     model = loaded.model
     geometry = model.geometry(settings.page_size)
@@ -79,7 +80,7 @@ def build_parts(settings: Settings, loaded: Loaded, *, lock_wait: float) -> Part
     num_pages = sizing.device_pages(settings, geometry.page_bytes, device_free)
     sizing.check_device_pages(num_pages, geometry.page_bytes, device_free)
     pool_file = _open_pool(settings, geometry, loaded.fingerprint, num_pages, lock_wait)
-    device = DevicePool(num_pages, geometry, settings.device)
+    device = DevicePool(num_pages, geometry, settings.device, memory=memory)
     host = None
     if pool_file is not None:
         host = HostPool(pool_file.num_pages, geometry, pool_file, sync=settings.durability == "machine")

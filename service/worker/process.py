@@ -291,9 +291,8 @@ def main(settings: Settings, *, last_exit: LastExit = LastExit.CRASH, lock_wait:
 
     ``turn``: it has waited for this, and knows now how the one before it ended.
     """
-    phases, loaded = Phases(), None
-    if turn is not None:
-        last_exit, loaded, phases = turn.last_exit, turn.loaded, turn.phases
+    turn = turn or Turn(last_exit, None, Phases())
+    phases = turn.phases
     phases.end("imports")
     registry = CollectorRegistry()
     worker: list[EngineWorker] = []
@@ -311,17 +310,17 @@ def main(settings: Settings, *, last_exit: LastExit = LastExit.CRASH, lock_wait:
     starting = {"starting": "the model is being loaded; its first start also converts it and compiles kernels"}
     tracing = start_tracing("engine")
     with EngineHttp(settings, registry, lambda: worker[0].readiness() if worker else starting):
-        loaded = loaded or load(settings)
+        loaded = turn.loaded or load(settings)
         phases.end("model")
         opened = open_store(settings, role="engine", stop=stop)
         refuse_other_model(opened, settings.model, loaded.fingerprint)
         phases.end("store")
-        parts = build_parts(settings, loaded, lock_wait=lock_wait)
+        parts = build_parts(settings, loaded, lock_wait=lock_wait, memory=turn.memory)
         threading.Thread(target=parts.device.claim_memory, name="claim-memory", daemon=True).start()
         phases.end("pools")
         worker.append(EngineWorker(settings, parts, opened, registry, tracing))
         garbage.settle()
         if stop.is_set():
             worker[0].stop()
-        worker[0].run(last_exit, phases)
+        worker[0].run(turn.last_exit, phases)
     return Exit.OK

@@ -1,12 +1,14 @@
 """An engine that waits for its turn: what needs neither lock nor port nor store is done before the one that serves has died."""
 
 import contextlib
+import mmap
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine import model_source, packed_weights
+from engine import model_source, packed_weights, pool_memory
 from service.children import LastExit
 from service.logs import get_logger
 from service.settings import Settings
@@ -26,11 +28,19 @@ class Turn:
     last_exit: LastExit
     loaded: Loaded | None  #: None: the model is loaded now
     phases: Phases
+    memory: mmap.mmap | None = None  #: of the device pool of the engine that died, mapped
 
 
-def wait_for_turn(settings: Settings, turn_fd: int) -> Turn | None:
-    """Prepare, then wait for the word at ``turn_fd``. None: it was closed without one."""
+def wait_for_turn(settings: Settings, turn_fd: int, memory_fd: int | None = None) -> Turn | None:
+    """Prepare, then wait for the word at ``turn_fd``. None: it was closed without one.
+
+    ``memory_fd``: of the serving engine's device pool. Nothing is read or written there before it is dead.
+    """
     os.set_inheritable(turn_fd, False)
+    memory = None
+    if memory_fd is not None:
+        memory = pool_memory.share(memory_fd)
+        threading.Thread(target=pool_memory.claim, args=(memory,), name="claim-memory", daemon=True).start()
     with _first_to_be_killed(), open(turn_fd) as turn:
         # Weights that are not packed would be in memory twice, and a device's memory is the serving engine's.
         packed = settings.device == "cpu" and _is_packed(settings)
@@ -42,7 +52,7 @@ def wait_for_turn(settings: Settings, turn_fd: int) -> Turn | None:
         return None
     phases = Phases.from_now()
     log.info("standby_takes_over", last_exit=word)
-    return Turn(LastExit(word), loaded, phases)
+    return Turn(LastExit(word), loaded, phases, memory)
 
 
 def _is_packed(settings: Settings) -> bool:

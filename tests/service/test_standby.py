@@ -34,6 +34,13 @@ def standby_of(cluster, other_than=None):
     return cluster.pid("standby")
 
 
+def pool_memory_of(pid):
+    """Which file without a name; nobody else has the same number."""
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    (inode,) = {link.stat().st_ino for link in links if os.readlink(link).startswith("/memfd:midsentence-device-pool")}
+    return inode
+
+
 def submit(client, number):
     body = {"prompt": [number, 5, 7], "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0.8, "seed": number}
     return client.post("/v1/jobs", json=body).json()["id"]
@@ -54,6 +61,7 @@ def test_it_takes_over_twice_and_every_token_is_the_same(tiny_folder, tmp_path):
         cluster.serve()
         client.base_url = cluster.url
         standby = standby_of(cluster)
+        memory = pool_memory_of(cluster.pid("engine"))
         expected = tokens_of(client, [submit(client, number) for number in range(4)])
         for _ in range(2):
             jobs = [submit(client, number) for number in range(4)]
@@ -62,6 +70,7 @@ def test_it_takes_over_twice_and_every_token_is_the_same(tiny_folder, tmp_path):
             )
             engine = cluster.signal("engine", signal.SIGKILL)
             assert cluster.wait_changed("engine", engine) == standby
+            assert pool_memory_of(standby) == memory  # and with it what the dead one computed there: no page table names it
             assert tokens_of(client, jobs) == expected
             standby = standby_of(cluster, other_than=standby)
         assert cluster.verify()["findings"] == []
