@@ -88,14 +88,15 @@ class DevicePool:
         self.geometry = geometry
         self.device = device
         self.manager = PageManager(num_pages)
-        # Zeros, or what was computed, never empty: a NaN in a slot that no row reads yet would still poison a masked SDPA.
         shape, dtype = (num_pages, *geometry.page_shape), DTYPES[geometry.dtype]
         self._memory = None
         if device == "cpu":
             size = math.prod(shape) * dtype.itemsize
+            # Its bytes do not matter: no kernel reads a slot before it was written (tests of exactness begin with NaN everywhere).
             self._memory = memory if memory is not None and len(memory) == size else pool_memory.make(size)
             self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
         else:
+            # Zeros, not empty: a NaN left in a slot that no row reads yet would still poison a masked SDPA.
             self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         #: the same memory as bytes, uint8 [num_pages, page_bytes]
         self.bytes = self.tensor.view(num_pages, -1).view(torch.uint8)

@@ -8,9 +8,7 @@ from service.settings import MIB, Settings
 from storage.errors import PoolError
 
 DEVICE_POOL_SHARE = 4  #: a quarter of the memory ...
-DEVICE_POOL_CAP = (
-    1024 * MIB
-)  #: ... but no more: the pool file beside it has twice its size, and is written in full at the first start
+DEVICE_POOL_CAP = 1024 * MIB  #: ... but no more: the pool file has twice its size, and is written in full at the first start
 DEVICE_SHARE = 85  #: per cent of what the model leaves on an accelerator; the rest is for logits, graphs and the self-test's pages
 HOST_PAGES_PER_DEVICE_PAGE = 2
 HOST_POOL_DISK_SHARE = 4

@@ -26,10 +26,6 @@ class Standby:
         self._child = Child("standby", engine.command, engine.environment, engine.run_dir)
         self._turn: int | None = None  #: the end of a pipe to which is written how the engine died
 
-    @property
-    def child(self) -> Child:
-        return self._child
-
     def tend(self, death_pipe: int, *, now: float, ready: bool) -> None:
         """Look after it: start it once the engine has settled, and again when it died."""
         if death := self._child.reap():

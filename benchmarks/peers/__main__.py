@@ -27,6 +27,7 @@ from benchmarks.peers.process import ROOT, Process
 from benchmarks.peers.report import Figure, Round, figure, notes, summarise, table
 from engine import model_source
 
+CASE_NAMES = [case.name for case in make_cases(1)]
 WARM_UP_TOKENS, WARM_UP_PROMPTS = 2, 2048  #: new tokens of each sequence, prompt tokens of all at most
 
 
@@ -49,6 +50,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--peers", type=names_from(PEERS), default=list(PEERS), help=f"of {','.join(PEERS)}")
     parser.add_argument("--ours", type=names_from(tuple(BYTES)), default=["fp32", "int8"], help=f"of {','.join(BYTES)}")
+    parser.add_argument("--cases", type=names_from(CASE_NAMES), default=CASE_NAMES, help=f"of {','.join(CASE_NAMES)}")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--tokens", type=positive, default=64, help="measured decode steps of each case")
     parser.add_argument("--quick", action="store_true", help="one round of 8 tokens: shows that all runs")
@@ -129,7 +131,8 @@ def say(text: str) -> None:
 def main() -> int:
     options = parse()
     model = model_source.resolve("demo")
-    shape, cores, cases = Shape.read(model), sorted(os.sched_getaffinity(0)), make_cases(options.tokens)
+    shape, cores = Shape.read(model), sorted(os.sched_getaffinity(0))
+    cases = [case for case in make_cases(options.tokens) if case.name in options.cases]
     names = [*map(name_of_ours, options.ours), *options.peers]
     rounds = []
     with ExitStack() as stack:

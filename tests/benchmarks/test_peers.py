@@ -35,7 +35,8 @@ def test_options_have_defaults():
 def test_peers_and_variants_are_chosen_and_checked(capsys):
     options = parse(["--peers", "llamacpp,hf", "--ours", "bf16", "--rounds", "7"])
     assert (options.peers, options.ours, options.rounds) == (["llamacpp", "hf"], ["bf16"], 7)
-    for wrong in (["--peers", "hf,other"], ["--ours", "int3"], ["--rounds", "0"]):
+    assert parse(["--peers", "", "--cases", "decode 1 x 64"]).cases == ["decode 1 x 64"]
+    for wrong in (["--peers", "hf,other"], ["--ours", "int3"], ["--rounds", "0"], ["--cases", "decode"]):
         with pytest.raises(SystemExit):
             parse(wrong)
     assert "unknown: other; known: hf, vllm, llamacpp" in capsys.readouterr().err
@@ -56,6 +57,7 @@ def test_prompts_are_equal_for_all_and_new_in_every_round():
 
 def test_every_case_has_a_name_of_its_own():
     names = [case.name for case in make_cases(64)]
+    assert parse([]).cases == names
     assert len(set(names)) == len(names) == 8
     assert "decode 8 x 1024" in names
     assert "prefill 1024" in names
