@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from chaos.memory import MemoryGroup, no_memory_group
 from chaos.place import ClusterOptions
 from chaos.processes import wait_until
 from engine import packed_weights
@@ -81,6 +84,30 @@ def test_it_takes_over_twice_and_every_token_is_the_same(tiny_folder, tmp_path):
     assert all(event["jobs"] for event in registered[1:])
     first, *others = (event["phases"] for event in registered)
     assert all(phases["imports"] + phases["model"] < first["imports"] / 2 for phases in others)
+
+
+#: Takes as much memory as there is, a little at a time.
+EATER = "import time; eaten = []\nwhile True: eaten.append(b'x' * (1 << 20)); time.sleep(0.005)"
+
+
+@pytest.mark.skipif(bool(no_memory_group()), reason=no_memory_group() or "there is one")
+def test_where_memory_runs_out_it_is_the_first_to_go_and_nobody_is_blamed(tiny_folder, tmp_path):
+    options = ClusterOptions(str(tiny_folder), settings={"log_format": "json"})
+    with closing(MemoryGroup()) as group, Cluster(tmp_path / "c", options) as cluster:
+        cluster.preludes["serve"] = group.prelude
+        cluster.serve()
+        standby, engine, api = standby_of(cluster), cluster.pid("engine"), cluster.pid("api")
+        group.limit(group.in_use + (16 << 20))
+        eater = cluster.start_beside("eater", [sys.executable, "-c", EATER], group.prelude)
+        wait_until(lambda: cluster.family.gone(standby), 30.0, "the kernel kills the one that waits")
+        cluster.family.signal(eater, signal.SIGKILL)
+        group.limit(None)
+        assert (cluster.pid("engine"), cluster.pid("api")) == (engine, api)
+        wait_until(lambda: "the engine in waiting died (SIGKILL)" in cluster.log_tail("serve"), 10.0, "its death is seen")
+        assert group.oom_kills == 1
+        cluster.signal("engine", signal.SIGKILL)  # from outside: the kill that the kernel counted was not this one
+        wait_until(lambda: len(events(cluster, "registered")) == 2, 60.0, "the next engine")
+        assert [event["last_exit"] for event in events(cluster, "registered")] == ["benign", "benign"]
 
 
 @pytest.fixture
