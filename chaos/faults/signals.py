@@ -1,5 +1,6 @@
 """Signals to processes, and second starts."""
 
+import contextlib
 import signal
 import subprocess
 import time
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from chaos.cluster import Cluster
 from chaos.faults.base import DRAIN_TIMEOUT, FOLLOW_TIMEOUT, Proof
 from chaos.place import Engine
-from chaos.processes import wait_until
+from chaos.processes import Timeout, wait_until
 from service.processes import Exit
 
 
@@ -77,6 +78,8 @@ class KillSupervisor:
         old = cluster.signal("supervisor", signal.SIGKILL)
         wait_until(lambda: all(map(cluster.family.gone, [old, *children.values()])), FOLLOW_TIMEOUT, f"the end of {children}")
         redis = cluster.require_pid("redis", FOLLOW_TIMEOUT)
+        with contextlib.suppress(Timeout):  # one that was just started (to wait, to replace another) first has to learn of it
+            wait_until(lambda: cluster.family.living() == [redis], DRAIN_TIMEOUT, "the end of all others")
         left = [pid for pid in cluster.family.living() if pid != redis]
         return Proof(not left, f"supervisor {old}, {children} are dead; redis {redis} lives; else left: {left}")
 
