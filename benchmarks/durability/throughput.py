@@ -3,8 +3,8 @@
 Two services run the same jobs. Their engines take turns of some seconds, the other one stopped in mid-step: a machine whose memory
 is twice as fast in one minute as in the next gives both the same. Both must give the same tokens.
 
-Two processes of the same program differ by per cents for all their lives, by where the kernel laid their memory. So each round has
-a pair of its own, a round is one ratio, and the error is that of the rounds.
+Pairs of services differ from each other by more than the turns of one pair do. So each round has a pair of its own, a round is one
+ratio, and the error is that of the rounds.
 """
 
 import asyncio
