@@ -5,11 +5,11 @@ holds the file when its maker dies finds all of that in place, and nobody waits 
 found again. What the pages hold then is what any page holds that was used before: no page table names it.
 """
 
+import contextlib
 import ctypes
 import mmap
 import os
 import threading
-from pathlib import Path
 
 _NAME = "midsentence-device-pool"
 _LOWEST_PRIORITY = 19
@@ -40,12 +40,13 @@ def share(fd: int) -> mmap.mmap:
 
 def of_process(pid: int) -> int | None:
     """A descriptor of the pool memory of a living process of ours; None when it has none."""
-    try:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            if os.readlink(link).startswith(f"/memfd:{_NAME}"):
-                return os.open(link, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:  # it is just ending, or /proc is not for us
-        pass
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):  # it is just ending, or /proc is not for us
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):  # it has closed that one meanwhile
+                link = f"{folder}/{name}"
+                if os.readlink(link).startswith(f"/memfd:{_NAME}"):
+                    return os.open(link, os.O_RDWR | os.O_CLOEXEC)
     return None
 
 

@@ -15,7 +15,7 @@ from chaos.cluster import Cluster
 from chaos.memory import MemoryGroup, no_memory_group
 from chaos.place import ClusterOptions
 from chaos.processes import wait_until
-from engine import packed_weights
+from engine import packed_weights, pool_memory
 from service.children import LastExit
 from service.settings import Settings
 from service.worker import build
@@ -39,9 +39,8 @@ def standby_of(cluster, other_than=None):
 
 def pool_memory_of(pid):
     """Which file without a name; nobody else has the same number."""
-    links = Path(f"/proc/{pid}/fd").iterdir()
-    (inode,) = {link.stat().st_ino for link in links if os.readlink(link).startswith("/memfd:midsentence-device-pool")}
-    return inode
+    with open(pool_memory.of_process(pid), "rb") as memory:
+        return os.fstat(memory.fileno()).st_ino
 
 
 def submit(client, number):
@@ -86,8 +85,14 @@ def test_it_takes_over_twice_and_every_token_is_the_same(tiny_folder, tmp_path):
     assert all(phases["imports"] + phases["model"] < first["imports"] / 2 for phases in others)
 
 
-#: Takes as much memory as there is, a little at a time.
-EATER = "import time; eaten = []\nwhile True: eaten.append(b'x' * (1 << 20)); time.sleep(0.005)"
+#: Takes as much memory as there is, a little at a time. While the kernel still collects what its first victim had, it may
+#: choose a second one: that is this one, then (its score lies between those of the two engines).
+EATER = """
+import time
+open("/proc/self/oom_score_adj", "w").write("750")
+eaten = []
+while True: eaten.append(b"x" * (1 << 20)); time.sleep(0.005)
+"""
 
 
 @pytest.mark.skipif(bool(no_memory_group()), reason=no_memory_group() or "there is one")
@@ -104,10 +109,11 @@ def test_where_memory_runs_out_it_is_the_first_to_go_and_nobody_is_blamed(tiny_f
         group.limit(None)
         assert (cluster.pid("engine"), cluster.pid("api")) == (engine, api)
         wait_until(lambda: "the engine in waiting died (SIGKILL)" in cluster.log_tail("serve"), 10.0, "its death is seen")
-        assert group.oom_kills == 1
-        cluster.signal("engine", signal.SIGKILL)  # from outside: the kill that the kernel counted was not this one
+        # One of which it is known whose it was; of a second one the supervisor cannot know.
+        expected = "benign" if group.oom_kills == 1 else "crash"
+        cluster.signal("engine", signal.SIGKILL)  # from outside
         wait_until(lambda: len(events(cluster, "registered")) == 2, 60.0, "the next engine")
-        assert [event["last_exit"] for event in events(cluster, "registered")] == ["benign", "benign"]
+        assert [event["last_exit"] for event in events(cluster, "registered")] == ["benign", expected]
 
 
 @pytest.fixture
