@@ -165,13 +165,23 @@ class Scheduler:
         self._steps += 1
         self._age()
         plan = StepPlan()
-        suspects = [s for s in self.running if s.alone]
-        candidates = suspects[:1] or list(self.running)  # beside a suspect the others are held, not dropped
+        candidates = self._candidates()
         active = [s for s in candidates if s in self.running and self._make_room(s, plan)]
         active = [s for s in active if s in self.running]  # not preempted for one that goes first
         self._plan_rows([s for s in active if not needs_chunk(s)], plan)
         self._plan_chunks([s for s in active if needs_chunk(s)], plan)
         return plan
+
+    def _candidates(self) -> list[Sequence]:
+        """Who may compute in this step. The others keep their pages.
+
+        A suspect does so alone. And of Sequences that come back one after the other those that have a token already would take the
+        processors from the copies and replays of the rest: a step that can complete some is for these only.
+        """
+        suspects = [s for s in self.running if s.alone]
+        page_size = self._cache.page_size
+        returning = [s for s in self.running if s.is_returning and len(s.tokens) - s.num_stored <= page_size]
+        return suspects[:1] or returning or list(self.running)
 
     def _age(self) -> None:
         """Who was preempted rises while it waits, and keeps what it gained: no stream of others can starve it."""

@@ -70,6 +70,11 @@ class Sequence:
         return self.tokens[self.num_prompt :]
 
     @property
+    def is_returning(self) -> bool:
+        """It had tokens when it came, and got none since."""
+        return self.num_generated == len(self.request.generated_ids) > 0
+
+    @property
     def in_prompt(self) -> bool:
         return self.num_stored < self.num_prompt
 

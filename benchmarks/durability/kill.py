@@ -1,7 +1,9 @@
 """From SIGKILL of the engine to the next token that a client sees, and where that time goes.
 
-Each trial is a service of its own, so that the supervisor goes on at once, as after any first death. What it is held against is how
-long an engine with the same pools takes to start where none waits (``--standby off``) and there are no jobs.
+Each trial is a service of its own, so that the supervisor goes on at once, as after any first death. Those of one size have the
+same prompts and the same data directory, one after the other: prompts are computed in the first trial and found by the others.
+What a trial is held against is how long an engine with the same pools takes to start where none waits (``--standby off``) and
+there are no jobs.
 """
 
 import asyncio
@@ -11,10 +13,21 @@ import signal
 import statistics
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from benchmarks.durability.figures import Figure, Goal, Section
-from benchmarks.durability.setup import MAX_STEP_TOKENS, LogEvent, Options, does_not_fit, log_events, pages_for, service
+from benchmarks.durability.setup import (
+    MAX_STEP_TOKENS,
+    LogEvent,
+    Options,
+    does_not_fit,
+    folder_of,
+    log_events,
+    pages_for,
+    service,
+    service_in,
+)
 from benchmarks.durability.streams import Jobs
 from benchmarks.durability.timeline import PARTS, NoRecovery, Recovery, recovery, start_phases
 from chaos.cluster import START_TIMEOUT, Cluster
@@ -39,7 +52,9 @@ def measure(options: Options) -> Section:
         if why := does_not_fit(options, device_pages, host_pages):
             notes.append(f"{jobs} jobs were left out: {why}.")
             continue
-        trials = [_trial(options, rng, jobs, device_pages, host_pages) for _ in range(options.kill_rounds)]
+        prompts, pools = options.prompts(rng, jobs, options.kill_prompt), {"device_pages": device_pages, "host_pages": host_pages}
+        with folder_of(options, f"kill-{jobs}") as place:
+            trials = [_trial(options, place, prompts, pools) for _ in range(options.kill_rounds)]
         figures += _figures(jobs, trials)
         raw[str(jobs)] = [asdict(trial) | {"idle_phases": idle} for trial, idle in trials]
     return Section(figures, raw, notes)
@@ -72,25 +87,22 @@ def _figures(jobs: int, measured: list[tuple[Recovery, dict[str, float]]]) -> li
     ]
 
 
-def _trial(
-    options: Options, rng: random.Random, jobs: int, device_pages: int, host_pages: int
-) -> tuple[Recovery, dict[str, float]]:
+def _trial(options: Options, place: Path, prompts: list[list[int]], pools: dict[str, int]) -> tuple[Recovery, dict[str, float]]:
     """A recovery, and the seconds that the same engine then takes to start without jobs, by phase."""
-    prompts = options.prompts(rng, jobs, options.kill_prompt)
-    max_running = max(32, jobs)
-    pools = {"device_pages": device_pages, "host_pages": host_pages}
-    more = {"max_running": str(max_running), "standby": options.standby}
-    with service(options, f"kill-{jobs}", **pools, more=more) as cluster:
+    jobs = len(prompts)
+    more = {"max_running": str(max(32, jobs)), "standby": options.standby}
+    began = time.time()
+    with service_in(place, options, **pools, more=more) as cluster:
         if options.standby == "on":
-            wait_until(lambda: _standby_waits(cluster), START_TIMEOUT, "an engine in waiting", pause=_LOOK_EVERY)
+            wait_until(lambda: _standby_waits(cluster, began), START_TIMEOUT, "an engine in waiting", pause=_LOOK_EVERY)
         killed_at, arrivals = asyncio.run(_kill_under_load(cluster, prompts, options.kill_generated, most_tokens(options, jobs)))
         found = recovery(_events(cluster), killed_at, arrivals)
     with service(options, f"start-{jobs}", **pools, more=more | {"standby": "off"}) as cluster:
         return found, _start_without_jobs(cluster)
 
 
-def _standby_waits(cluster: Cluster) -> bool:
-    return any(event.event == "standby_ready" for event in _events(cluster))
+def _standby_waits(cluster: Cluster, since: float) -> bool:
+    return any(event.event == "standby_ready" and event.at > since for event in _events(cluster))
 
 
 def _start_without_jobs(cluster: Cluster) -> dict[str, float]:

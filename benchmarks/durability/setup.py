@@ -68,10 +68,30 @@ def pages_for(jobs: int, tokens: int) -> int:
 
 
 @contextmanager
+def folder_of(options: Options, name: str) -> Iterator[Path]:
+    """A folder for a service, or for one after the other with the same data; removed at the end."""
+    place = private_place(options.place, name)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
 def service(
     options: Options, name: str, *, device_pages: int, host_pages: int, more: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Cluster]:
-    """The real service with its default settings but ``more``, ready; its folder is removed behind it."""
+    """The real service with its default settings but ``more``, ready, in a folder of its own."""
+    sizes = {"device_pages": device_pages, "host_pages": host_pages}
+    with folder_of(options, name) as place, service_in(place, options, **sizes, more=more) as cluster:
+        yield cluster
+
+
+@contextmanager
+def service_in(
+    place: Path, options: Options, *, device_pages: int, host_pages: int, more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Cluster]:
+    """The same, in a folder that may hold what an earlier one left."""
     settings = {
         "prefill_chunk": str(CHUNK),
         "max_step_tokens": str(MAX_STEP_TOKENS),
@@ -80,14 +100,9 @@ def service(
         "log_format": "json",
         **more,
     }
-    place = private_place(options.place, name)
-    cluster_options = ClusterOptions(str(options.folder), PAGE_SIZE, device_pages, host_pages, settings)
-    try:
-        with Cluster(place, cluster_options) as cluster:
-            cluster.serve()
-            yield cluster
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    with Cluster(place, ClusterOptions(str(options.folder), PAGE_SIZE, device_pages, host_pages, settings)) as cluster:
+        cluster.serve()
+        yield cluster
 
 
 def does_not_fit(options: Options, device_pages: int, host_pages: int) -> str:
