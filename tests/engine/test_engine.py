@@ -97,6 +97,38 @@ def test_a_suspect_goes_before_those_that_leave_it_no_room(tiny_folder, tiny_mod
     assert {o.sequence_id for _ in range(3) for o in rig.step().outputs} == {"suspect"}
 
 
+def test_what_returns_has_its_first_token_before_what_is_back_has_another(tiny_folder, tiny_model, alone):
+    """Steps of jobs that are back would take the processors from those whose pages and tails are still missing."""
+    rig = make_rig(tiny_folder, tiny_model)
+    back, late, new = jobs()[2], jobs()[6], jobs()[0]
+    for job in (back, late):
+        rig.add(replace(job, max_tokens=2))  # leaves its prompt's full pages in the prefix cache
+    rig.run()
+
+    def return_again(job):
+        rig.add(replace(job, generated_ids=tuple(alone[job.sequence_id][:3])))
+
+    def step():
+        return [output.sequence_id for output in rig.step().outputs]
+
+    rig.add(new)
+    return_again(back)
+    assert step() == [back.sequence_id]
+    assert set(step()) == {back.sequence_id, new.sequence_id}
+    return_again(late)
+    assert step() == [late.sequence_id]
+    assert set(step()) == {job.sequence_id for job in (back, late, new)}
+
+
+def test_but_none_waits_for_what_has_to_be_computed_anew(tiny_folder, tiny_model, alone):
+    rig = make_rig(tiny_folder, tiny_model)
+    first, second = jobs()[0], jobs()[6]
+    rig.add(first)
+    rig.step()
+    rig.add(replace(second, generated_ids=tuple(alone[second.sequence_id][:3])))
+    assert [output.sequence_id for output in rig.step().outputs] == [first.sequence_id]
+
+
 def test_abort_gives_every_page_back_at_once(tiny_folder, tiny_model, alone):
     rig = make_rig(tiny_folder, tiny_model)
     for job in jobs():
