@@ -81,6 +81,10 @@ def run(tiny_folder, tmp_path_factory):
             cluster.signal("engine", signal.SIGKILL)
             wait_until(lambda: all(client.get(f"/v1/jobs/{job}").json()["finished_at"] for job in jobs), 90.0, "the end", pause=0.2)
             wait_until(lambda: client.get(f"/v1/batches/{batch}").json()["status"] == "completed", 60.0, "the batch", pause=0.2)
+            alone = submit(9)  # after a kill nothing can be computed before its pages are there
+            wait_until(lambda: client.get(f"/v1/jobs/{alone}").json()["usage"]["completion_tokens"] > 0, 60.0, "its first token")
+            cluster.signal("engine", signal.SIGKILL)
+            wait_until(lambda: client.get(f"/v1/jobs/{alone}").json()["finished_at"], 60.0, "its end", pause=0.2)
             wait_until(lambda: look() or last["midsentence_num_requests_running"] == 0, 30.0, "the last look")
         assert cluster.stop() == 0
     return most, last, before
