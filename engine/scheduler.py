@@ -179,8 +179,8 @@ class Scheduler:
         processors from the copies and replays of the rest: a step that can complete some is for these only.
         """
         suspects = [s for s in self.running if s.alone]
-        page_size = self._cache.page_size
-        returning = [s for s in self.running if s.is_returning and len(s.tokens) - s.num_stored <= page_size]
+        tail = 2 * self._cache.page_size  # a page that was not full, and one whose copy was still on its way
+        returning = [s for s in self.running if s.is_returning and len(s.tokens) - s.num_stored <= tail]
         return suspects[:1] or returning or list(self.running)
 
     def _age(self) -> None:
