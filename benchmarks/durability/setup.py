@@ -37,7 +37,7 @@ class Options:
     prompt: int = 64
     tokens: int = 128
     contexts: tuple[int, ...] = (256, 1024, 4096)
-    kill_rounds: int = 3
+    kill_rounds: int = 5
     kill_jobs: tuple[int, ...] = (1, 16, 64)
     kill_prompt: int = 1900
     kill_generated: int = 100
