@@ -149,6 +149,10 @@ def until(condition, seconds: float = 30.0):
     raise AssertionError("waited in vain")
 
 
+class Gone(LookupError):
+    """A job was deleted after it had been claimed."""
+
+
 class ScriptedEngine:
     """Claims jobs and commits the tokens it is told to: token i of a job is 100 + i, its text "ti "."""
 
@@ -215,7 +219,8 @@ class ScriptedEngine:
 
     def _commit(self, job_id: str, tokens: int, end: str, texts: list[str] | None, counters: dict[str, int]) -> Commit:
         record = self.store.get(job_id)
-        assert record is not None
+        if record is None:
+            raise Gone(job_id)
         first = record.log_length
         asked = JobSpec.from_json(record.spec).logprobs is not None
         entries = tuple(

@@ -20,7 +20,7 @@ from service.api.context import ApiOptions, Context
 from storage.errors import StoreUnavailable
 from tests.profiles import examples
 from tests.service.api.conftest import open_redis_store
-from tests.service.api.rig import MODEL, ScriptedEngine, running_api
+from tests.service.api.rig import MODEL, Gone, ScriptedEngine, running_api
 
 
 def document():
@@ -87,8 +87,9 @@ class ImpatientEngine(ScriptedEngine):
         self.tell("2.o", "3.P")
         self.claim()
         for job_id in list(self.held):
-            self.write(job_id, tokens=1)
-            self.write(job_id, end="stop")
+            with suppress(Gone):
+                self.write(job_id, tokens=1)
+                self.write(job_id, end="stop")
             del self.held[job_id]
 
 
@@ -104,6 +105,15 @@ def served(valkey, model):
         yield api
         stop.set()
         thread.join(10)
+
+
+def test_a_response_deleted_as_soon_as_it_is_made_ends_nothing_else(served):
+    """As the links of the document do it: whoever has claimed it finds it gone, and goes on."""
+    body = {"model": MODEL, "input": "Tell me.", "background": True}
+    for _ in range(100):
+        made = served.session.post(f"{served.url}/v1/responses", json=body, timeout=10)
+        assert served.session.delete(f"{served.url}/v1/responses/{made.json()['id']}", timeout=10).ok
+    assert served.session.post(f"{served.url}/v1/responses", json={**body, "background": False}, timeout=10).ok
 
 
 @schema.parametrize()
