@@ -83,10 +83,11 @@ def test_both_lives_of_a_killed_job_arrive_and_are_linked(collector, tiny_folder
             body = {"prompt": CANARY, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
             traceparent = {"traceparent": f"00-{TRACE}-{CLIENT_SPAN}-01"}
             job_id = client.post("/v1/jobs", json=body, headers=traceparent).json()["id"]
-            alone = client.post("/v1/jobs", json={"prompt": CANARY, "max_tokens": 2}).json()["id"]
             wait_until(lambda: any(attribute(s, "job.id") == job_id for s in collector.named("start job")), 30.0, "the first life")
             cluster.signal("engine", signal.SIGKILL)
-            wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["finished_at"], 60.0, "the end of the job", pause=0.1)
+            alone = client.post("/v1/jobs", json={"prompt": CANARY, "max_tokens": 2}).json()["id"]
+            for each in (job_id, alone):
+                wait_until(lambda each=each: client.get(f"/v1/jobs/{each}").json()["finished_at"], 60.0, "the end", pause=0.1)
             text = client.get(f"/v1/jobs/{job_id}").json()["output"]["text"]
         assert cluster.stop() == 0
     (request,) = (span for span in collector.named("POST /v1/jobs") if span.trace_id.hex() == TRACE)
