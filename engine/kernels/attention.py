@@ -5,7 +5,7 @@ import numpy as np
 
 from engine.kernels.elementwise import fma, load_element, multiply_all, soften, store_element
 from engine.kernels.jit import F32, I32, I64, inline, kernel
-from engine.kernels.llvm import LANES
+from engine.kernels.llvm import LANES, WIDE
 from engine.kernels.panels import WIDTH, multiply_panel, num_panels
 from engine.kernels.slots import SLOTS, Pool, ask, find_slots, slot_offset, touch_slots, turn_keys
 from engine.kernels.team import CELLS, done, take, wait
@@ -14,8 +14,8 @@ from engine.kernels.vector import make_weighted_sums
 _TOGETHER = 32  #: rows of a run
 _ONE = np.float32(1.0)
 
-_sums_4x4, _sums_3x4, _sums_2x4, _sums_1x4 = (make_weighted_sums(rows, 4) for rows in (4, 3, 2, 1))
-_sums_1x1 = make_weighted_sums(1, 1)
+_MIXED, _VECTORS = (4, 4) if WIDE else (6, 1)  #: rows and vectors whose sums stay in registers, see ``panels``
+_sums, _sums_of_one = make_weighted_sums(_MIXED, _VECTORS), make_weighted_sums(_MIXED, 1)
 
 
 @kernel()
@@ -212,6 +212,7 @@ def _attend(
                     weights + panel * WIDTH,
                     SLOTS,
                     False,
+                    -1,
                 )
             asked = ask(pool, offsets, ahead, asked)
             for row in range(first, num_rows):
@@ -268,29 +269,21 @@ def _mix(
     """Add the values of ``count`` positions, weighted, to ``group`` sums in ``p[y_at:]``; positions in order."""
     head = 0
     while head < group:
-        together = min(4, group - head)
+        together = min(_MIXED, group - head)
         p_at, at = p_first + head * SLOTS, y_at + head * dim
         d = 0
-        while d + 4 * LANES <= dim:
-            if together == 4:
-                _sums_4x4(p, p_at, SLOTS, pool, offsets, first, value + d, count, p, at + d, dim)
-            elif together == 3:
-                _sums_3x4(p, p_at, SLOTS, pool, offsets, first, value + d, count, p, at + d, dim)
-            elif together == 2:
-                _sums_2x4(p, p_at, SLOTS, pool, offsets, first, value + d, count, p, at + d, dim)
-            else:
-                _sums_1x4(p, p_at, SLOTS, pool, offsets, first, value + d, count, p, at + d, dim)
-            d += 4 * LANES
-        for h in range(together):
-            rest = d
-            while rest + LANES <= dim:
-                _sums_1x1(p, p_at + h * SLOTS, SLOTS, pool, offsets, first, value + rest, count, p, at + h * dim + rest, dim)
-                rest += LANES
-            while rest < dim:
-                summed = p[at + h * dim + rest]
+        while d + _VECTORS * LANES <= dim:
+            _sums(together, p, p_at, SLOTS, pool, offsets, first, value + d, count, p, at + d, dim)
+            d += _VECTORS * LANES
+        while d + LANES <= dim:
+            _sums_of_one(together, p, p_at, SLOTS, pool, offsets, first, value + d, count, p, at + d, dim)
+            d += LANES
+        while d < dim:
+            for h in range(together):
+                summed = p[at + h * dim + d]
                 for slot in range(count):
                     weight = p[p_at + h * SLOTS + slot]
-                    summed = fma(weight, load_element(pool, offsets[first + slot] + value + rest), summed)
-                p[at + h * dim + rest] = summed
-                rest += 1
+                    summed = fma(weight, load_element(pool, offsets[first + slot] + value + d), summed)
+                p[at + h * dim + d] = summed
+            d += 1
         head += together

@@ -23,6 +23,7 @@ from engine.kernels.llvm import (
     load_vector,
     loop,
     narrow,
+    prefetch_line,
     splat,
     store,
     store_vector,
@@ -242,11 +243,7 @@ def prefetch(typing: Any, array: Any, at: Any) -> Any:
     """Ask for the cache line of ``array[at]``, which need not exist, into the second cache."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
-        place = builder.bitcast(builder.gep(array_data(context, builder, array, args[0]), [args[1]]), byte)
-        function = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
-        read, second, data = ir.Constant(INT32, 0), ir.Constant(INT32, 2), ir.Constant(INT32, 1)
-        builder.call(cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0"), [place, read, second, data])
+        prefetch_line(builder, builder.gep(array_data(context, builder, array, args[0]), [args[1]]), 0)
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate

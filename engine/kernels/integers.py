@@ -36,7 +36,7 @@ _SMALLEST = 1e-30
 _UNROLLED = 4  #: steps of the inner loop, two inputs each
 _INTEGERS = ir.VectorType(INT32, LANES)
 _PAIRS = ir.VectorType(ir.IntType(16), 2 * LANES)
-_HAS_PAIR_PRODUCTS = binding.get_host_cpu_features().get("avx512bw", False)
+_FEATURES = binding.get_host_cpu_features()
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -132,9 +132,10 @@ def _rounded(builder: Any, value: Any, factor: Any) -> Any:
 
 
 def integer_sums(
-    builder: Any, x: Any, x_data: Any, x_rows: list[Any], w_data: Any, w_at: Any, length: Any, vectors: int
+    builder: Any, x: Any, x_data: Any, x_rows: list[Any], w_data: Any, w_at: Any, length: Any, vectors: int, ask: Any
 ) -> list[Any]:
-    """Sums of products of prepared rows with a panel of int8: for each row, ``vectors`` vectors of float32."""
+    """Sums of products of prepared rows with a panel of int8: for each row, ``vectors`` vectors of float32. ``ask(k)`` is called
+    with the first of 8 inputs."""
     rows, width = len(x_rows), vectors * LANES
     words = builder.bitcast(x_data, INT32.as_pointer())
 
@@ -149,10 +150,14 @@ def integer_sums(
         def step(p: Any, totals: list[Any]) -> list[Any]:
             at = builder.add(weights, builder.mul(p, ir.Constant(INDEX, 2 * width)))
             ws = [_load_weights(builder, w_data, builder.add(at, ir.Constant(INDEX, 2 * LANES * i))) for i in range(vectors)]
-            xs = [_load_inputs(builder, words, builder.add(row, p)) for row in inputs]
-            return [_add_pair_products(builder, total, xs[i // vectors], ws[i % vectors]) for i, total in enumerate(totals)]
+            added = []
+            for i, row in enumerate(inputs):
+                pair = _load_inputs(builder, words, builder.add(row, p))
+                added += [_add_pair_products(builder, totals[i * vectors + j], pair, ws[j]) for j in range(vectors)]
+            return added
 
         def steps(p: Any, totals: list[Any]) -> list[Any]:
+            ask(builder.add(done, builder.shl(p, ir.Constant(INDEX, 1))))
             for i in range(_UNROLLED):
                 totals = step(builder.add(p, ir.Constant(INDEX, i)), totals)
             return totals
@@ -184,15 +189,24 @@ def _load_inputs(builder: Any, words: Any, offset: Any) -> Any:
 
 def _add_pair_products(builder: Any, total: Any, xs: Any, ws: Any) -> Any:
     """``total[i] + xs[2i] · ws[2i] + xs[2i + 1] · ws[2i + 1]``, in int32."""
-    if _HAS_PAIR_PRODUCTS:  # LLVM makes one instruction of the two where the processor has it (VNNI)
-        signature = ir.FunctionType(_INTEGERS, [_PAIRS, _PAIRS])
-        multiply = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512.pmaddw.d.512")
-        return builder.add(total, builder.call(multiply, [ws, xs]))
+    if _FEATURES.get("avx512bw", False):  # LLVM makes one instruction of the two where the processor has it (VNNI)
+        return builder.add(total, _pair_products(builder, "avx512.pmaddw.d.512", ws, xs, 0, LANES))
+    if _FEATURES.get("avx2", False):
+        low, high = (_pair_products(builder, "avx2.pmadd.wd", ws, xs, first, LANES // 2) for first in (0, LANES // 2))
+        return builder.add(total, builder.shuffle_vector(low, high, ir.Constant(_INTEGERS, list(range(LANES)))))
     for first in (0, 1):
         index = ir.Constant(_INTEGERS, list(range(first, 2 * LANES, 2)))
         x, w = (builder.sext(builder.shuffle_vector(pairs, pairs, index), _INTEGERS) for pairs in (xs, ws))
         total = builder.add(total, builder.mul(x, w))
     return total
+
+
+def _pair_products(builder: Any, name: str, ws: Any, xs: Any, first: int, count: int) -> Any:
+    """x86's instruction for ``count`` such sums from the ``first`` on."""
+    pairs, numbers = ir.VectorType(ir.IntType(16), 2 * count), ir.VectorType(INT32, count)
+    multiply = cgutils.get_or_insert_function(builder.module, ir.FunctionType(numbers, [pairs, pairs]), f"llvm.x86.{name}")
+    part = ir.Constant(ir.VectorType(INT32, 2 * count), list(range(2 * first, 2 * (first + count))))
+    return builder.call(multiply, [builder.shuffle_vector(each, each, part) for each in (ws, xs)])
 
 
 def _groups(builder: Any, length: Any) -> Any:

@@ -132,7 +132,7 @@ def forward(
             at = 1 + _PHASES * layer
             norm_phase(cells, at, hidden, n, width, input_norm[layer], epsilon, normed, qkv_panels)
             weight, bias = qkv_scale[layer], qkv_bias[layer]
-            project(cells, at + 1, normed, n, width, qkv_panels, layer, weight, bias, flat_qkv, qkv_width, False)
+            project(cells, at + 1, normed, n, width, qkv_panels, layer, weight, bias, flat_qkv, qkv_width, False, threads)
             gains = query_norm[layer], key_norm[layer]
             where = page_tables, row_sequence, positions, runs
             rotate_phase(cells, at + 2, layer, qkv, gains, epsilon, cos, sin, query, flat_pool, shape, where, store_from)
@@ -147,12 +147,18 @@ def forward(
             if thread == 0:
                 attention_time[0] += nanoseconds() - began
             prepare_phase(cells, at + 5, out_panels, attended, n, head_width)
-            project(cells, at + 6, attended, n, head_width, out_panels, layer, out_scale[layer], no_bias, hidden, width, True)
+            project(
+                cells, at + 6, attended, n, head_width, out_panels, layer, out_scale[layer], no_bias, hidden, width, True, threads
+            )
             norm_phase(cells, at + 7, hidden, n, width, post_norm[layer], epsilon, normed, gate_up_panels)
-            gate_up_phase(cells, at + 8, normed, n, width, gate_up_panels, layer, gate_up_scale[layer], channels, inner, gates)
+            gate_up_phase(
+                cells, at + 8, normed, n, width, gate_up_panels, layer, gate_up_scale[layer], channels, inner, gates, threads
+            )
             prepare_phase(cells, at + 9, down_panels, channels, n, inner)
-            project(cells, at + 10, channels, n, inner, down_panels, layer, down_scale[layer], no_bias, hidden, width, True)
+            project(
+                cells, at + 10, channels, n, inner, down_panels, layer, down_scale[layer], no_bias, hidden, width, True, threads
+            )
         if wanted.size > 0:
             at = 1 + _PHASES * num_layers
             norm_phase(cells, at, hidden, n, width, final_norm, epsilon, normed, head_panels)
-            project(cells, at + 1, normed, n, width, head_panels, 0, head_scale, no_bias, flat_logits, vocab, False)
+            project(cells, at + 1, normed, n, width, head_panels, 0, head_scale, no_bias, flat_logits, vocab, False, threads)

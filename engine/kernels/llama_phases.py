@@ -145,8 +145,10 @@ def gate_up_phase(
     y: F32,
     channels: int,
     scratch: F32,
+    threads: int,
 ) -> None:
-    """``y = silu(gate(x)) · up(x)`` (Shazeer 2020), an item for each 32 channels; panels of gate and up in turn, of all layers.
+    """``y = silu(gate(x)) · up(x)`` (Shazeer 2020), an item for each ``WIDTH`` channels; panels of gate and up in
+    turn, of all layers.
 
     ``x`` (prepared) and ``y`` are flat; ``scratch`` [2 · num_rows · WIDTH] is the thread's own.
     """
@@ -154,13 +156,15 @@ def gate_up_phase(
     pair = take(cells, phase)
     while pair < pairs:
         first, gate = pair * WIDTH, 2 * (layer * pairs + pair) * extent
-        multiply_panel(x, 0, length, num_rows, panels, gate, scale, 2 * first, scratch, 0, WIDTH, False)
+        up = gate + extent
+        following = gate + 2 * threads * extent if pair + threads < pairs else -1
+        multiply_panel(x, 0, length, num_rows, panels, gate, scale, 2 * first, scratch, 0, WIDTH, False, up)
         if first + WIDTH <= channels:
-            multiply_panel(x, 0, length, num_rows, panels, gate + extent, scale, 2 * first + WIDTH, y, first, channels, False)
+            multiply_panel(x, 0, length, num_rows, panels, up, scale, 2 * first + WIDTH, y, first, channels, False, following)
             for row in range(num_rows):
                 gate_all(y, row * channels + first, scratch, row * WIDTH, WIDTH)
         else:
-            multiply_panel(x, 0, length, num_rows, panels, gate + extent, scale, 2 * first + WIDTH, scratch, size, WIDTH, False)
+            multiply_panel(x, 0, length, num_rows, panels, up, scale, 2 * first + WIDTH, scratch, size, WIDTH, False, -1)
             gate_all(scratch, size, scratch, 0, size)
             for row in range(num_rows):
                 for o in range(channels - first):

@@ -7,11 +7,14 @@ its bits are: **uint16 is bfloat16, int16 is float16, int8 is an integer**. Wide
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 
 LANES = 16
+CACHE_LINE = 64  #: bytes
+#: 32 registers of 16 lanes; elsewhere there are as many lanes in twice the registers or more, and of these no more than 16.
+WIDE = binding.get_host_cpu_features().get("avx512f", False)
 FLOAT = ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
 INDEX = ir.IntType(64)
@@ -105,6 +108,28 @@ def loop(
     builder.branch(head)
     builder.position_at_end(after)
     return list(values)
+
+
+def for_count(builder: Any, count: Any, most: int, body: Callable[[int], None]) -> None:
+    """``body(n)`` for the n that ``count`` is, from 1 to ``most``: code for each of them, and a jump there. Nothing for others."""
+    after = builder.append_basic_block("after")
+    switch = builder.switch(count, after)
+    for n in range(1, most + 1):
+        block = builder.append_basic_block(f"count_{n}")
+        switch.add_case(ir.Constant(count.type, n), block)
+        builder.position_at_end(block)
+        body(n)
+        builder.branch(after)
+    builder.position_at_end(after)
+
+
+def prefetch_line(builder: Any, pointer: Any, offset: int) -> None:
+    """Ask for the cache line ``offset`` bytes behind ``pointer``, which need not exist, into the second cache."""
+    byte = ir.IntType(8).as_pointer()
+    place = builder.gep(builder.bitcast(pointer, byte), [ir.Constant(INDEX, offset)])
+    function = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
+    read, second, data = ir.Constant(INT32, 0), ir.Constant(INT32, 2), ir.Constant(INT32, 1)
+    builder.call(cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0"), [place, read, second, data])
 
 
 def array_data(context: Any, builder: Any, array_type: Any, value: Any) -> Any:

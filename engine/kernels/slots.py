@@ -10,7 +10,7 @@ from engine.kernels.llvm import LANES
 from engine.kernels.panels import WIDTH
 from engine.kernels.vector import turn_block
 
-SLOTS = SOFTENED  #: positions that are read together, as two panels
+SLOTS = SOFTENED  #: positions that are read together, as panels
 
 Pool = npt.NDArray[Any]
 """[num_pages, num_layers, 2, page_size, num_kv_heads, head_dim] of float32, uint16 (bfloat16) or int16 (float16)."""
@@ -86,7 +86,7 @@ def turn_keys(
     ahead: tuple[int, int, int, int, int],
     asked: int,
 ) -> int:
-    """A panel of the keys of 32 positions, [dim, 32], to ``panels[at:]``; asks for those to come meanwhile."""
+    """A panel of the keys of ``WIDTH`` positions, [dim, WIDTH], to ``panels[at:]``; asks for those to come meanwhile."""
     d = 0
     while d + LANES <= dim:
         for half in range(0, WIDTH, LANES):

@@ -11,21 +11,25 @@ from numba.extending import intrinsic
 
 from engine.kernels.integers import integer_sums
 from engine.kernels.llvm import (
+    CACHE_LINE,
     INDEX,
     INT32,
     LANES,
     VECTOR,
     array_data,
     fma_of,
+    for_count,
     load,
     load_vector,
     loop,
+    prefetch_line,
     splat,
     store_vector,
     sum_lanes,
 )
 
 _UNROLLED = 4  #: steps of a tile's inner loop
+_ASKED = 2  #: cache lines that an unrolled step asks for
 
 
 def row_offsets(builder: Any, offset: Any, stride: Any, count: int) -> list[Any]:
@@ -55,8 +59,9 @@ def dot(typing: Any, x: Any, x_at: Any, y: Any, y_at: Any, length: Any) -> Any:
     return types.float32(x, types.intp, y, types.intp, types.intp), generate
 
 
-def make_weighted_sums(rows: int, vectors: int) -> Any:
-    """``weighted_sums(p, p_at, p_stride, v, offsets, first, v_at, count, y, y_at, y_stride)`` for rows × (vectors · 16) sums.
+def make_weighted_sums(most: int, vectors: int) -> Any:
+    """``weighted_sums(rows, p, p_at, p_stride, v, offsets, first, v_at, count, y, y_at, y_stride)`` for rows × (vectors · 16) sums,
+    at most ``most`` rows.
 
     Adds to ``y[y_at + r·y_stride + d]``, for s = 0, 1, ... count - 1 in this order, ``p[p_at + r·p_stride + s] · v[offsets[first +
     s] + v_at + d]``.
@@ -65,6 +70,7 @@ def make_weighted_sums(rows: int, vectors: int) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def weighted_sums(
         typing: Any,
+        rows: Any,
         p: Any,
         p_at: Any,
         p_stride: Any,
@@ -78,46 +84,60 @@ def make_weighted_sums(rows: int, vectors: int) -> Any:
         y_stride: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            p_data, v_data, places_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 4, 8))
-            p_rows = row_offsets(builder, args[1], args[2], rows)
-            y_rows = row_offsets(builder, args[9], args[10], rows)
-            places = [builder.add(at, ir.Constant(INDEX, LANES * i)) for at in y_rows for i in range(vectors)]
+            p_data, v_data, places_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (1, 4, 5, 9))
 
-            def slot(s: Any, sums: list[Any]) -> list[Any]:
-                at = builder.add(builder.load(builder.gep(places_data, [builder.add(args[5], s)])), args[6])
-                values = [load_vector(builder, v, v_data, builder.add(at, ir.Constant(INDEX, LANES * i))) for i in range(vectors)]
-                weights = [splat(builder, load(builder, p, p_data, builder.add(row, s))) for row in p_rows]
-                return [fma_of(builder, weights[i // vectors], values[i % vectors], total) for i, total in enumerate(sums)]
+            def add(rows: int) -> None:
+                p_rows = row_offsets(builder, args[2], args[3], rows)
+                y_rows = row_offsets(builder, args[10], args[11], rows)
+                places = [builder.add(at, ir.Constant(INDEX, LANES * i)) for at in y_rows for i in range(vectors)]
 
-            before = [load_vector(builder, y, y_data, place) for place in places]
-            for total, place in zip(loop(builder, ir.Constant(INDEX, 0), args[7], 1, before, slot), places, strict=True):
-                store_vector(builder, total, y_data, place)
+                def slot(s: Any, sums: list[Any]) -> list[Any]:
+                    at = builder.add(builder.load(builder.gep(places_data, [builder.add(args[6], s)])), args[7])
+                    values = [
+                        load_vector(builder, v, v_data, builder.add(at, ir.Constant(INDEX, LANES * i))) for i in range(vectors)
+                    ]
+                    added = []
+                    for i, row in enumerate(p_rows):
+                        weight = splat(builder, load(builder, p, p_data, builder.add(row, s)))
+                        added += [fma_of(builder, weight, values[j], sums[i * vectors + j]) for j in range(vectors)]
+                    return added
+
+                before = [load_vector(builder, y, y_data, place) for place in places]
+                for total, place in zip(loop(builder, ir.Constant(INDEX, 0), args[8], 1, before, slot), places, strict=True):
+                    store_vector(builder, total, y_data, place)
+
+            for_count(builder, args[0], most, add)
             return context.get_dummy_value()
 
         index = types.intp
-        return types.void(p, index, index, v, offsets, index, index, index, y, index, index), generate
+        return types.void(index, p, index, index, v, offsets, index, index, index, y, index, index), generate
 
     return weighted_sums
 
 
-def make_tile(rows: int, vectors: int) -> Any:
-    """``tile(x, x_at, x_stride, w, w_at, length, scale, scale_at, y, y_at, y_stride, add)`` for rows × (vectors · 16) outputs.
+def make_tile(most: int, vectors: int) -> Any:
+    """``tile(rows, x, x_at, x_stride, w, w_at, length, ahead, pace, scale, scale_at, y, y_at, y_stride, add)`` for rows ×
+    (vectors · 16) outputs, at most ``most`` rows.
 
     ``w[w_at :]`` is a panel, [length, vectors · 16]: the weights of neighbouring outputs side by side. Sets ``y[y_at + r·y_stride +
     o]`` to the sum over k = 0, 1, ... length - 1, in this order, of ``x[x_at + r·x_stride + k] · w[w_at + k·vectors·16 + o]``: one
     chain of fused multiply-adds for each result, whatever the tile; times ``scale[scale_at + o]``, and plus what ``y`` was if
-    ``add``. A panel of int8 takes rows as ``integers.prepare_row`` leaves them, and ``integers.integer_sums`` of them.
+    ``add``. A panel of int8 takes rows as ``integers.prepare_row`` leaves them, and ``integers.integer_sums`` of them. Meanwhile
+    memory is asked for ``w[ahead : ahead + pace · length]``, where ``pace`` is 0 (for no more than a line) or ``make_pace(w)``.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
         typing: Any,
+        rows: Any,
         x: Any,
         x_at: Any,
         x_stride: Any,
         w: Any,
         w_at: Any,
         length: Any,
+        ahead: Any,
+        pace: Any,
         scale: Any,
         scale_at: Any,
         y: Any,
@@ -126,45 +146,69 @@ def make_tile(rows: int, vectors: int) -> Any:
         add: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            x_data, w_data, scale_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 6, 8))
-            x_rows = row_offsets(builder, args[1], args[2], rows)
+            x_data, w_data, scale_data, y_data = (array_data(context, builder, signature.args[i], args[i]) for i in (1, 4, 9, 11))
 
-            if w.dtype == types.int8:
-                sums = integer_sums(builder, x, x_data, x_rows, w_data, args[4], args[5], vectors)
-            else:
-                sums = _float_sums(builder, x, x_data, x_rows, w, w_data, args[4], args[5], vectors)
+            def ask(k: Any) -> None:
+                first = builder.gep(w_data, [builder.add(args[7], builder.mul(k, args[8]))])
+                for line in range(_ASKED):
+                    prefetch_line(builder, first, CACHE_LINE * line)
+
             offsets = [ir.Constant(INDEX, LANES * i) for i in range(vectors)]
-            scales = [load_vector(builder, scale, scale_data, builder.add(args[7], offset)) for offset in offsets]
-            results = [builder.fmul(value, scales[i % vectors]) for i, value in enumerate(sums)]
-            places = [builder.add(at, offset) for at in row_offsets(builder, args[9], args[10], rows) for offset in offsets]
-            with builder.if_else(builder.trunc(args[11], ir.IntType(1))) as (adding, setting):
-                with adding:
-                    for value, place in zip(results, places, strict=True):
-                        store_vector(builder, builder.fadd(load_vector(builder, y, y_data, place), value), y_data, place)
-                with setting:
-                    for value, place in zip(results, places, strict=True):
-                        store_vector(builder, value, y_data, place)
+
+            def multiply(rows: int) -> None:
+                x_rows = row_offsets(builder, args[2], args[3], rows)
+                if w.dtype == types.int8:
+                    sums = integer_sums(builder, x, x_data, x_rows, w_data, args[5], args[6], vectors, ask)
+                else:
+                    sums = _float_sums(builder, x, x_data, x_rows, w, w_data, args[5], args[6], vectors, ask)
+                scales = [load_vector(builder, scale, scale_data, builder.add(args[10], offset)) for offset in offsets]
+                results = [builder.fmul(value, scales[i % vectors]) for i, value in enumerate(sums)]
+                places = [builder.add(at, offset) for at in row_offsets(builder, args[12], args[13], rows) for offset in offsets]
+                with builder.if_else(builder.trunc(args[14], ir.IntType(1))) as (adding, setting):
+                    with adding:
+                        for value, place in zip(results, places, strict=True):
+                            store_vector(builder, builder.fadd(load_vector(builder, y, y_data, place), value), y_data, place)
+                    with setting:
+                        for value, place in zip(results, places, strict=True):
+                            store_vector(builder, value, y_data, place)
+
+            for_count(builder, args[0], most, multiply)
             return context.get_dummy_value()
 
         index = types.intp
-        return types.void(x, index, index, w, index, index, scale, index, y, index, index, types.boolean), generate
+        return types.void(
+            index, x, index, index, w, index, index, index, index, scale, index, y, index, index, types.boolean
+        ), generate
 
     return tile
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def make_pace(typing: Any, w: Any) -> Any:
+    """Elements of ``w`` that a tile asks for with each input: 2 cache lines with 4 of them, or with 8 that int8 takes in pairs."""
+    inputs = 2 * _UNROLLED if w.dtype == types.int8 else _UNROLLED
+    pace = ir.Constant(INDEX, _ASKED * CACHE_LINE * 8 // w.dtype.bitwidth // inputs)
+    return types.intp(w), lambda context, builder, signature, args: pace
+
+
 def _float_sums(
-    builder: Any, x: Any, x_data: Any, x_rows: list[Any], w: Any, w_data: Any, w_at: Any, length: Any, vectors: int
+    builder: Any, x: Any, x_data: Any, x_rows: list[Any], w: Any, w_data: Any, w_at: Any, length: Any, vectors: int, ask: Any
 ) -> list[Any]:
-    """Sums of products of float32 rows with a panel: for each row, ``vectors`` vectors."""
+    """Sums of products of float32 rows with a panel: for each row, ``vectors`` vectors. ``ask(k)`` is called with the first of 4
+    inputs."""
     width = vectors * LANES
 
     def step(k: Any, sums: list[Any]) -> list[Any]:
         at = builder.add(w_at, builder.mul(k, ir.Constant(INDEX, width)))
         ws = [load_vector(builder, w, w_data, builder.add(at, ir.Constant(INDEX, LANES * i))) for i in range(vectors)]
-        xs = [splat(builder, load(builder, x, x_data, builder.add(row, k))) for row in x_rows]
-        return [fma_of(builder, xs[i // vectors], ws[i % vectors], total) for i, total in enumerate(sums)]
+        added = []
+        for i, row in enumerate(x_rows):  # each input right before its use, so that one register is enough for all of them
+            value = splat(builder, load(builder, x, x_data, builder.add(row, k)))
+            added += [fma_of(builder, value, ws[j], sums[i * vectors + j]) for j in range(vectors)]
+        return added
 
     def steps(k: Any, sums: list[Any]) -> list[Any]:
+        ask(k)
         for i in range(_UNROLLED):
             sums = step(builder.add(k, ir.Constant(INDEX, i)), sums)
         return sums
