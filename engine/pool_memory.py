@@ -56,6 +56,7 @@ def claim(memory: mmap.mmap) -> None:
     A start need not wait for that, and pages that are restored bring their own. But where there is not enough memory, it should
     show now, and not in hours; and who waits to go on with it should have it mapped by then. Kernels before 5.14 cannot be asked.
     """
+    assert threading.current_thread() is not threading.main_thread(), "its priority would be that of everything after"
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)  # of this thread alone
     libc, begin = ctypes.CDLL(None), ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for at in range(0, len(memory), _CLAIM_BYTES):

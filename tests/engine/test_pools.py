@@ -79,7 +79,9 @@ def maker():
 
 def test_memory_outlives_its_maker_where_another_holds_it(maker, geometry):
     memory = pool_memory.share(pool_memory.of_process(maker.pid))
-    pool_memory.claim(memory)
+    claiming = threading.Thread(target=pool_memory.claim, args=[memory])
+    claiming.start()
+    claiming.join()
     maker.kill()
     maker.wait()
     pool = DevicePool(PAGES, geometry, memory=memory)
