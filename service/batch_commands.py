@@ -36,17 +36,18 @@ def run(
 ) -> None:
     """Run a file of requests and wait for the answers. Run again, it finds its batch and goes on; Ctrl-C leaves that running."""
     from service.batch_client import key_of
-    from service.batch_views import BatchProgress, print_errors
+    from service.batch_views import BatchProgress, print_errors, print_left
 
     endpoint = _endpoint(file)
     key = key_of(file) + (f"-{secrets.token_hex(8)}" if new else "")
     with _connect(url, patience=600.0) as client:
-        batch = client.create_batch(client.upload(file, idempotency_key=key), endpoint, idempotency_key=key)
+        batch = None
         try:
-            with BatchProgress(batch["id"]) as progress:
+            batch = client.create_batch(client.upload(file, idempotency_key=key), endpoint, idempotency_key=key)
+            with BatchProgress() as progress:
                 batch = _wait(client, batch, progress)
         except KeyboardInterrupt:
-            progress.left(file, out)
+            print_left(file, out, batch)
             raise typer.Exit(130) from None
         print_errors(batch)
         raise typer.Exit(_download(client, batch, out))

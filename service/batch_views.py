@@ -16,8 +16,7 @@ from service.client_views import STATUS_STYLE, console, terminal_safe, when
 class BatchProgress:
     """A bar on a terminal; elsewhere nothing but the last words."""
 
-    def __init__(self, batch_id: str) -> None:
-        self._batch_id = batch_id
+    def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -38,12 +37,14 @@ class BatchProgress:
         failed = f", {counts['failed']} failed" if counts["failed"] else ""
         self._progress.update(self._task, description=f"{batch['status']}{failed}", completed=done, total=counts["total"] or None)
 
-    def left(self, file: Path, out: Path) -> None:
-        print(
-            f"[the batch goes on. Wait for it: midsentence batch run {file} -o {out}   "
-            f"End it: midsentence batch cancel {self._batch_id}]",
-            file=sys.stderr,
-        )
+
+def print_left(file: Path, out: Path, batch: dict[str, Any] | None) -> None:
+    """What Ctrl-C left behind. ``batch``: None before the api said which it is; the same file finds it all the same."""
+    again = f"midsentence batch run {file} -o {out}"
+    if batch is None:
+        print(f"[what was sent is kept. Go on with it: {again}]", file=sys.stderr)
+    else:
+        print(f"[the batch goes on. Wait for it: {again}   End it: midsentence batch cancel {batch['id']}]", file=sys.stderr)
 
 
 def print_errors(batch: dict[str, Any]) -> None:

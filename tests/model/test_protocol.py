@@ -14,6 +14,7 @@ def test_each_mechanism_is_needed(mechanism):
     assert not explore(World(**SMALL[mechanism])).violation
 
 
+@pytest.mark.timeout(600)  # all states of a world: two minutes alone, more beside others
 @pytest.mark.parametrize(
     "world",
     [

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -87,7 +88,7 @@ def test_answers_come_into_the_file_and_a_second_run_finds_them(place, engine):
 
 def test_ctrl_c_leaves_it_running_and_says_how_to_go_on(place):
     waiting = place.begin("run", place.file, "-o", place.out)
-    until(place.batches, 30)
+    until(lambda: place.api.metric('http_requests_total{code="200",method="GET",route="/v1/batches/{batch_id}"}'), 60)  # it waits
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=30)
     (batch,) = place.batches()
@@ -102,6 +103,20 @@ def test_ctrl_c_leaves_it_running_and_says_how_to_go_on(place):
     assert code == 1
     assert "cancelled: 0 answers, 5 failed" in err
     assert [json.loads(line)["error"]["code"] for line in place.errors.read_text().splitlines()] == ["batch_cancelled"] * 5
+
+
+def test_ctrl_c_before_the_api_answered_says_how_to_go_on(place):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        sending = place.begin("run", place.file, "-o", place.out, "--url", url)
+        caller, _ = silent.accept()
+        with caller:
+            assert caller.recv(1)
+            sending.send_signal(signal.SIGINT)
+            _, err = sending.communicate(timeout=30)
+    assert sending.returncode == 130
+    assert err == f"[what was sent is kept. Go on with it: midsentence batch run {place.file} -o {place.out}]\n"
 
 
 def test_what_is_wrong_with_lines_is_said_by_line(place):
