@@ -33,11 +33,13 @@ def widen(builder: Any, array_type: Any, stored: Any) -> Any:
     if array_type.dtype == types.float32:
         return stored
 
+    lanes = stored.type.count if isinstance(stored.type, ir.VectorType) else 0
+
     def like(element: Any) -> Any:
-        return ir.VectorType(element, LANES) if isinstance(stored.type, ir.VectorType) else element
+        return ir.VectorType(element, lanes) if lanes else element
 
     if array_type.dtype == types.uint16:
-        sixteen = ir.Constant(like(INT32), [16] * LANES) if isinstance(stored.type, ir.VectorType) else HALF_BITS
+        sixteen = ir.Constant(like(INT32), [16] * lanes) if lanes else HALF_BITS
         return builder.bitcast(builder.shl(builder.zext(stored, like(INT32)), sixteen), like(FLOAT))
     if array_type.dtype == types.int16:
         return builder.fpext(builder.bitcast(stored, like(ir.HalfType())), like(FLOAT))
@@ -46,15 +48,14 @@ def widen(builder: Any, array_type: Any, stored: Any) -> Any:
     raise TypeError(f"kernels read float32, uint16 (bfloat16), int16 (float16) and int8, not {array_type.dtype}")
 
 
-def load_vector(builder: Any, array_type: Any, data: Any, offset: Any) -> Any:
-    element = data.type.pointee
-    vector = ir.VectorType(element, LANES)
+def load_vector(builder: Any, array_type: Any, data: Any, offset: Any, lanes: int = LANES) -> Any:
+    vector = ir.VectorType(data.type.pointee, lanes)
     pointer = builder.bitcast(builder.gep(data, [offset]), vector.as_pointer())
     return widen(builder, array_type, builder.load(pointer, align=array_type.dtype.bitwidth // 8, typ=vector))
 
 
 def store_vector(builder: Any, value: Any, data: Any, offset: Any) -> None:
-    builder.store(value, builder.bitcast(builder.gep(data, [offset]), VECTOR.as_pointer()), align=4)
+    builder.store(value, builder.bitcast(builder.gep(data, [offset]), value.type.as_pointer()), align=4)
 
 
 def store(builder: Any, value: Any, data: Any, offset: Any) -> None:
