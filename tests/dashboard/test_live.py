@@ -66,8 +66,8 @@ def used_by(page):
 
 def test_the_page_map_counts_what_the_engines_metrics_count(demo, page):
     """A map is a second or two old: while jobs run it lies among what the metrics said lately; at rest both say the same."""
+    said, shown, some_pages = [demo.metric("kv_cache_usage_perc")], set(), 3 / PAGES["device"]
     jobs = [demo.submit(400, seed) for seed in (1, 2, 3)]
-    said, shown, some_pages = [], set(), 3 / PAGES["device"]
     while any(demo.job(job_id)["status"] != "completed" for job_id in jobs):
         said.append(demo.metric("kv_cache_usage_perc"))
         used = used_by(page)

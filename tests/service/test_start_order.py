@@ -16,7 +16,7 @@ def test_the_pool_table_is_read_after_registration(tiny_folder, tmp_path):
     that engine's rights. The next life then took a page for free that an entry named, and wrote to it."""
     with Cluster(tmp_path / "c", ClusterOptions(str(tiny_folder))) as cluster:
         cluster.start_redis()
-        with contextlib.closing(redis.Redis.from_url(cluster.redis_url)) as client, client.monitor() as monitor:
+        with contextlib.closing(_patient(cluster.redis_url)) as client, client.monitor() as monitor:
             seen: list[str] = []
             reader = threading.Thread(target=lambda: seen.extend(_until_claimed(monitor)), daemon=True)
             reader.start()
@@ -25,6 +25,11 @@ def test_the_pool_table_is_read_after_registration(tiny_folder, tmp_path):
     registered = next(at for at, command in enumerate(seen) if script("register").sha in command)
     table = next(at for at, command in enumerate(seen) if command.startswith(f"HGETALL {keys.POOL}"))
     assert registered < table
+
+
+def _patient(url):
+    """Nothing is said while an engine loads its model."""
+    return redis.Redis.from_url(url, socket_timeout=90.0)
 
 
 def _until_claimed(monitor):

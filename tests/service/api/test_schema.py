@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from service.api import examples as examples_of
 from service.api.app import create_app
 from service.api.context import ApiOptions, Context
-from storage.errors import StoreUnavailable
+from storage.errors import EngineDead, StoreUnavailable
 from tests.profiles import examples
 from tests.service.api.conftest import open_redis_store
 from tests.service.api.rig import MODEL, Gone, ScriptedEngine, running_api
@@ -80,7 +80,10 @@ class ImpatientEngine(ScriptedEngine):
     def run(self, stop: threading.Event) -> None:
         while not stop.wait(0.01):
             with suppress(StoreUnavailable):  # a disk that is busy for seconds ends no engine
-                self.turn()
+                try:
+                    self.turn()
+                except EngineDead:  # nor does a machine that is
+                    self.register()
 
     def turn(self) -> None:
         self.beat()
