@@ -47,7 +47,7 @@ def run(
             with BatchProgress() as progress:
                 batch = _wait(client, batch, progress)
         except KeyboardInterrupt:
-            print_left(file, out, batch)
+            print_left(file, out, batch, new=new)
             raise typer.Exit(130) from None
         print_errors(batch)
         raise typer.Exit(_download(client, batch, out))

@@ -38,13 +38,15 @@ class BatchProgress:
         self._progress.update(self._task, description=f"{batch['status']}{failed}", completed=done, total=counts["total"] or None)
 
 
-def print_left(file: Path, out: Path, batch: dict[str, Any] | None) -> None:
-    """What Ctrl-C left behind. ``batch``: None before the api said which it is; the same file finds it all the same."""
-    again = f"midsentence batch run {file} -o {out}"
+def print_left(file: Path, out: Path, batch: dict[str, Any] | None, *, new: bool) -> None:
+    """What Ctrl-C left behind. ``batch``: None before the api said which it is. The same file finds it again, unless it was run
+    anew: then it has no key but its id."""
     if batch is None:
-        print(f"[what was sent is kept. Go on with it: {again}]", file=sys.stderr)
+        again = "Is it there: midsentence batch list" if new else f"Go on with it: midsentence batch run {file} -o {out}"
+        print(f"[what was sent is kept. {again}]", file=sys.stderr)
     else:
-        print(f"[the batch goes on. Wait for it: {again}   End it: midsentence batch cancel {batch['id']}]", file=sys.stderr)
+        again = f"Look: midsentence batch show {batch['id']}" if new else f"Wait for it: midsentence batch run {file} -o {out}"
+        print(f"[the batch goes on. {again}   End it: midsentence batch cancel {batch['id']}]", file=sys.stderr)
 
 
 def print_errors(batch: dict[str, Any]) -> None:

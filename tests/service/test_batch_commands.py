@@ -105,18 +105,20 @@ def test_ctrl_c_leaves_it_running_and_says_how_to_go_on(place):
     assert [json.loads(line)["error"]["code"] for line in place.errors.read_text().splitlines()] == ["batch_cancelled"] * 5
 
 
-def test_ctrl_c_before_the_api_answered_says_how_to_go_on(place):
+@pytest.mark.parametrize("anew", [[], ["--new"]])
+def test_ctrl_c_before_the_api_answered_says_how_to_go_on(place, anew):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        sending = place.begin("run", place.file, "-o", place.out, "--url", url)
+        sending = place.begin("run", place.file, "-o", place.out, "--url", url, *anew)
         caller, _ = silent.accept()
         with caller:
             assert caller.recv(1)
             sending.send_signal(signal.SIGINT)
             _, err = sending.communicate(timeout=30)
     assert sending.returncode == 130
-    assert err == f"[what was sent is kept. Go on with it: midsentence batch run {place.file} -o {place.out}]\n"
+    again = "Is it there: midsentence batch list" if anew else f"Go on with it: midsentence batch run {place.file} -o {place.out}"
+    assert err == f"[what was sent is kept. {again}]\n"
 
 
 def test_what_is_wrong_with_lines_is_said_by_line(place):
